@@ -1,0 +1,15 @@
+"""Environments as one batch interface over gymnasium, ALE, user functions and a synthetic env.
+
+    batch = make("atari:Breakout", num_envs=8, seeds=range(8), options={"life_loss": True})
+    first = batch.reset()
+    then = batch.step(actions)  # <int32|float32>[E, A]
+
+The package imports neither hpcrl nor torch nor mpi4py, so that an actor stays small and the
+environments can be used, and tested, alone.
+"""
+
+from env_wrappers.batch import EnvBatch, StepBatch
+from env_wrappers.errors import EnvError
+from env_wrappers.registry import describe, make, registered_families
+
+__all__ = ["EnvBatch", "EnvError", "StepBatch", "describe", "make", "registered_families"]

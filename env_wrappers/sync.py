@@ -1,0 +1,118 @@
+"""A batch of single gymnasium environments, stepped one after the other in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from env_wrappers.actions import ActionCodec
+from env_wrappers.batch import (
+    Arrays,
+    EnvBatch,
+    EpisodeTotals,
+    StepBatch,
+    as_rewards,
+    env_spec,
+    reset_batch,
+)
+from env_wrappers.errors import EnvError
+from env_wrappers.observations import ObservationCodec
+
+
+class SyncBatch(EnvBatch):
+    """E single environments; each is reset on the step that ends its episode.
+
+    The environments' info dicts are ignored. An exception in an environment propagates.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        seeds: Sequence[int],
+        frame_stack: int = 1,
+    ) -> None:
+        """Take over `envs`, all of the same spaces.
+
+        Args:
+          name: full name for the spec and for messages.
+          envs: the environments, one for each seed.
+          seeds: used by the first reset; later episodes continue the random streams.
+          frame_stack: time steps that the network is to see stacked in box leaves.
+
+        Raises:
+          EnvError: a space that cannot travel, or environments of different spaces.
+        """
+        self.num_envs = len(envs)
+        self._name = name
+        self._envs = list(envs)
+        self._seeds: Sequence[int | None] = list(seeds)
+        first = self._envs[0]
+        for row, env in enumerate(self._envs):
+            if (
+                env.observation_space != first.observation_space
+                or env.action_space != first.action_space
+            ):
+                raise EnvError(f"{name}: environment {row} has other spaces than environment 0")
+        self._observations = ObservationCodec(first.observation_space)
+        self._actions = ActionCodec(first.action_space, self.num_envs)
+        self.spec = env_spec(name, self._observations.spec(frame_stack), self._actions.spec())
+        self._totals = EpisodeTotals(self.num_envs)
+
+    def reset(self) -> StepBatch:
+        """Start an episode everywhere; only the first call uses the seeds."""
+        observation = self._observations.new_arrays(self.num_envs)
+        for row, (env, seed) in enumerate(zip(self._envs, self._seeds, strict=True)):
+            first, _ = env.reset(seed=seed)
+            self._observations.write_row(observation, row, first)
+        self._seeds = [None] * self.num_envs
+        self._observations.check_bounds(observation)
+        self._totals.clear()
+        return reset_batch(observation, self.num_envs)
+
+    def step(self, actions: NDArray[Any]) -> StepBatch:
+        """Take one agent step everywhere; see `EnvBatch.step`."""
+        decoded = self._actions.decode_rows(actions)
+        observation = self._observations.new_arrays(self.num_envs)
+        final: Arrays | None = None
+        rewards = []
+        flags = np.zeros((2, self.num_envs), np.bool_)
+        terminated, truncated = flags
+        for row, (env, action) in enumerate(zip(self._envs, decoded, strict=True)):
+            newest, reward, is_terminal, is_cut, _ = env.step(action)
+            rewards.append(reward)
+            if is_terminal or is_cut:
+                terminated[row] = is_terminal
+                if not is_terminal:
+                    truncated[row] = True
+                    if final is None:
+                        final = self._observations.new_arrays(self.num_envs)
+                    self._observations.write_row(final, row, newest)
+                newest, _ = env.reset()
+            self._observations.write_row(observation, row, newest)
+        ended = terminated | truncated
+        if ended.any():
+            self._observations.check_bounds({k: leaf[ended] for k, leaf in observation.items()})
+        reward = as_rewards(self._name, rewards, self.num_envs)
+        episode_return, episode_steps = self._totals.add(reward, ended)
+        return StepBatch(
+            observation=observation,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            valid=np.ones(self.num_envs, np.bool_),
+            restarted=np.zeros(self.num_envs, np.bool_),
+            final_observation=final,
+            ended=ended,
+            episode_return=episode_return,
+            episode_steps=episode_steps,
+        )
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self._envs:
+            env.close()

@@ -1,0 +1,90 @@
+"""Unrolls in a learner's receive slots → one time-major batch with stacks rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hpcrl.ops.frame_stack import stack_frames
+from hpcrl.specs import ArraySpec, EnvSpec
+from hpcrl.types import UnrollBatch
+
+Views = Mapping[str, npt.NDArray[np.generic]]
+
+_ROWS = (
+    "reward",
+    "terminated",
+    "start",
+    "final",
+    "previous_action",
+    "action",
+    "policy_version",
+)
+
+
+def _time_major(view: npt.NDArray[np.generic], slots: npt.NDArray[np.intp]) -> torch.Tensor:
+    """Copy `[slots, T+1, ...]` to a contiguous tensor `[T+1, B, ...]`."""
+    batch = np.empty((view.shape[1], len(slots), *view.shape[2:]), view.dtype)
+    for column, slot in enumerate(slots):
+        batch[:, column] = view[slot]
+    return torch.from_numpy(batch)
+
+
+def _stacked(
+    frames: npt.NDArray[np.generic],
+    prefix: npt.NDArray[np.generic],
+    start: torch.Tensor,
+    slots: npt.NDArray[np.intp],
+) -> torch.Tensor:
+    batch = _time_major(frames, slots).numpy()
+    older = np.moveaxis(prefix[slots], 0, 1)
+    stacks: npt.NDArray[np.generic] = stack_frames(batch, older, start.numpy())
+    return torch.from_numpy(stacks)
+
+
+def assemble(
+    views: Views,
+    slots: npt.NDArray[np.intp],
+    env: EnvSpec,
+    behaviour: Mapping[str, ArraySpec],
+) -> UnrollBatch:
+    """Copy the unrolls of `slots` into one batch in host memory.
+
+    Args:
+      views: of the receive slots, by field of `wire.unroll_layout`.
+      slots: `<intp>[B]`.
+      env: the environment's spec.
+      behaviour: names of the recorded behaviour arrays.
+    """
+    rows = {name: _time_major(views[name], slots) for name in _ROWS}
+    observation = {}
+    for path, leaf in env.observation.items():
+        frames = views[f"obs:{path}"]
+        if leaf.stack > 1:
+            prefix = views[f"prefix:{path}"]
+            observation[path] = _stacked(frames, prefix, rows["start"], slots)
+        else:
+            observation[path] = _time_major(frames, slots)
+    return UnrollBatch(
+        observation=observation,
+        behaviour={name: _time_major(views[f"behaviour:{name}"], slots) for name in behaviour},
+        core_state=torch.from_numpy(views["core_state"][slots]),
+        **rows,
+    )
+
+
+def part(batch: UnrollBatch, first: int, last: int, device: torch.device) -> UnrollBatch:
+    """Return unrolls `first:last` of a batch on `device`."""
+
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[:, first:last].to(device, non_blocking=True)
+
+    return UnrollBatch(
+        observation={path: rows(leaf) for path, leaf in batch.observation.items()},
+        behaviour={name: rows(leaf) for name, leaf in batch.behaviour.items()},
+        core_state=batch.core_state[first:last].to(device, non_blocking=True),
+        **{name: rows(getattr(batch, name)) for name in _ROWS},
+    )

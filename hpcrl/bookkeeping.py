@@ -1,0 +1,194 @@
+"""What the root learner keeps for the user: episodes, metrics, progress, checkpoints, STATUS."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcrl.checkpoint import Snapshot
+from hpcrl.checkpoint_writer import CheckpointWriter
+from hpcrl.config.root import Config
+from hpcrl.counters import Counters, Meter, RollingReturns
+from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES
+from hpcrl.metrics import MetricsWriter
+from hpcrl.progress import Progress
+from hpcrl.run_dir import RunDir
+from hpcrl.stats import StatsCollector
+from hpcrl.topology import Topology
+
+_STATUS_EVERY_S = 10.0
+
+
+class Bookkeeper:
+    """The only writer of the run directory.
+
+    Args:
+      config: of the run.
+      topology: for the numbers of ranks.
+      run_dir: an opened run directory.
+      restart: restart index.
+      backend: gradient backend in use, for STATUS.json.
+      counters: totals so far; the learner advances them.
+      returns: of the last 100 episodes.
+      collector: statistics of the acting ranks.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        run_dir: Path,
+        restart: int,
+        backend: str,
+        counters: Counters,
+        returns: RollingReturns,
+        collector: StatsCollector,
+    ):
+        self._config = config
+        self._topology = topology
+        self._dir = RunDir(run_dir)
+        self.counters = counters
+        self.returns = returns
+        self._collector = collector
+        self._metrics = MetricsWriter(run_dir, restart, config.metrics.tensorboard, counters)
+        self._writer = CheckpointWriter(run_dir, config.checkpoint.keep)
+        self.progress = Progress(str(run_dir), config.stop)
+        self._facts = {"restart": restart, "backend": backend, "world_size": topology.world_size}
+        self._sums: dict[str, float] = defaultdict(float)
+        self._steps = 0
+        self._last_s = time.monotonic()
+        now_s = self._last_s
+        self._next_report_s = now_s + config.metrics.every_s
+        self._next_checkpoint_s = now_s + (config.checkpoint.every_s or float("inf"))
+        self._next_status_s = now_s + _STATUS_EVERY_S
+        self._meter = Meter(self._totals({}))
+        self.checkpoint_copy_s = 0.0
+        self.write_status("running")
+
+    def write_status(self, state: str, **more: Any) -> None:
+        """Replace STATUS.json."""
+        status = self._dir.read_status() or {}
+        self._dir.write_status(
+            {
+                **status,
+                **self._facts,
+                "state": state,
+                "counters": self.counters.to_dict(),
+                "checkpoint_step": self._writer.saved_step
+                if self._writer.saved_step is not None
+                else status.get("checkpoint_step"),
+                **self.returns.values(),
+                **more,
+            }
+        )
+
+    def poll(self) -> None:
+        """Take in statistics and advance the clock."""
+        now_s = time.monotonic()
+        self.counters.wall_time_s += now_s - self._last_s
+        self._last_s = now_s
+        self._collector.poll()
+        episodes = self._collector.take_episodes()
+        self.returns.extend(episodes)
+        self.counters.episodes += len(episodes)
+
+    def note_step(self, values: Mapping[str, float], queue_fill: float) -> None:
+        """Note the figures of one learner step; a report shows their means."""
+        for name, value in {**values, "queue_fill": queue_fill}.items():
+            self._sums[name] += value
+        self._steps += 1
+
+    def report_when_due(self, stages: Mapping[str, float]) -> None:
+        """Write metrics, progress and STATUS.json at their intervals."""
+        now_s = time.monotonic()
+        if now_s >= self._next_report_s and self._steps:
+            self.report(stages)
+            self._next_report_s = now_s + self._config.metrics.every_s
+        if now_s >= self._next_status_s:
+            self.write_status("running")
+            self._next_status_s = now_s + _STATUS_EVERY_S
+
+    def report(self, stages: Mapping[str, float]) -> None:
+        """Write one record of metrics and show it."""
+        values: dict[str, float | None] = {
+            name: total / max(self._steps, 1) for name, total in self._sums.items()
+        }
+        self._sums.clear()
+        self._steps = 0
+        values |= self.returns.values()
+        values |= self._rates(stages)
+        values["checkpoint_copy_s"] = self.checkpoint_copy_s
+        record = self._metrics.write(self.counters, values)
+        self.progress.update(record)
+
+    def _totals(self, stages: Mapping[str, float]) -> dict[str, float]:
+        counters = self.counters
+        return {
+            **self._collector.totals,
+            **{f"learner_{stage}_s": seconds for stage, seconds in stages.items()},
+            "frames": counters.frames,
+            "agent_steps": counters.agent_steps,
+            "learner_steps": counters.learner_steps,
+        }
+
+    def _rates(self, stages: Mapping[str, float]) -> dict[str, float | None]:
+        rate = self._meter.rates(self._totals(stages))
+        batches = max(rate["batches"], 1e-9)
+        num_actors = len(self._topology.ranks_of("actor"))
+        num_inference = len(self._topology.ranks_of("inference"))
+        rows_per_batch = rate["rows"] / batches
+        all_rows = num_actors * self._config.env.envs_per_actor / max(num_inference, 1)
+        values: dict[str, float | None] = {
+            f"{name}_per_s": rate[name]
+            for name in ("frames", "agent_steps", "learner_steps", "env_steps", "unrolls")
+        }
+        values |= {
+            "batch_rows": rows_per_batch,
+            "batch_fill": rows_per_batch / max(all_rows, 1),
+            "row_wait_ms": 1e3 * rate["row_wait_s"] / batches,
+            "env_restarts": self._collector.totals["restarts"],
+        }
+        for role, count, names in (
+            ("actor", num_actors, ACTOR_STAGES),
+            ("inference", num_inference, INFERENCE_STAGES),
+        ):
+            values |= {f"{role}_{s}_share": rate[f"{role}_{s}_s"] / count for s in names}
+        values |= {f"learner_{s}_share": rate[f"learner_{s}_s"] for s in stages}
+        return values
+
+    def checkpoint_due(self) -> bool:
+        """Whether a periodic checkpoint should be taken; never while one is being written."""
+        return time.monotonic() >= self._next_checkpoint_s and not self._writer.busy
+
+    def checkpoint(self, snapshot: Callable[[], Mapping[str, Any]], state: dict[str, Any]) -> None:
+        """Copy with `snapshot` now and write in the background."""
+        start_s = time.monotonic()
+        tensors = snapshot()
+        full_state = {
+            **state,
+            "counters": self.counters.to_dict(),
+            "returns": self.returns.to_list(),
+        }
+        self.checkpoint_copy_s = time.monotonic() - start_s
+        self._writer.submit(Snapshot(self.counters.learner_steps, tensors, full_state))
+        self._next_checkpoint_s = start_s + (self._config.checkpoint.every_s or float("inf"))
+
+    def wait_for_checkpoint(self) -> None:
+        """Return when the last checkpoint is durable.
+
+        Raises:
+          CheckpointError: it could not be written.
+        """
+        self._writer.wait()
+
+    def close(self, state: str, verdict: str, stages: Mapping[str, float]) -> None:
+        """Write the last record and the final STATUS.json."""
+        self.poll()
+        self.report(stages)
+        self.progress.close()
+        self._metrics.close()
+        self._collector.close()
+        self.write_status(state, verdict=verdict)

@@ -1,0 +1,144 @@
+"""The `hpcrl` command. Each sub-command imports what it needs, when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import hpcrl
+from hpcrl import exit_codes
+
+_PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(hpcrl.__version__, prog_name="hpcrl")
+def main() -> None:
+    """Distributed reinforcement learning as one MPI job."""
+
+
+def _fail(error: Exception, code: int) -> None:
+    print(f"hpcrl: {error}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+@main.command(context_settings=_PASS_THROUGH)
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--resume", default=None, help="auto, never, or the path of a checkpoint.")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def train(config: str, resume: str | None, overrides: tuple[str, ...]) -> None:
+    """Train as CONFIG says; --section.key VALUE changes it.
+
+    Under srun or mpirun this process is one rank. Without a launcher it starts its own mpirun.
+    """
+    from hpcrl.training import train_command
+
+    extra = ("--run.resume", resume) if resume else ()
+    sys.exit(train_command(config, (*overrides, *extra)))
+
+
+@main.command(context_settings=_PASS_THROUGH)
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--nodes", default=1, show_default=True, help="Nodes of the allocation.")
+@click.option("--ranks-per-node", type=int, default=None, help="Ranks on each node.")
+@click.option("--gpus-per-node", default=0, show_default=True, help="GPUs of each node.")
+@click.option("--cores-per-node", default=0, help="Cores of each node; 0: unknown.")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def plan(
+    config: str,
+    nodes: int,
+    ranks_per_node: int | None,
+    gpus_per_node: int,
+    cores_per_node: int,
+    overrides: tuple[str, ...],
+) -> None:
+    """Print which rank would take which role; needs no MPI."""
+    from hpcrl.config.load import ConfigError, load_config
+    from hpcrl.launch import demand_of
+    from hpcrl.plan_numbers import derived_numbers
+    from hpcrl.topology import TopologyError, local_world_size, plan_topology, uniform_node_map
+
+    try:
+        loaded = load_config(config, overrides)
+        demand = demand_of(loaded)
+        ranks = ranks_per_node or local_world_size(loaded.topology, demand, cores_per_node)
+        node_map = uniform_node_map(nodes, ranks, gpus_per_node, cores_per_node)
+        topology = plan_topology(loaded.topology, node_map, demand)
+    except (ConfigError, TopologyError) as error:
+        _fail(error, exit_codes.USAGE)
+        return
+    print(topology.table())
+    for line in derived_numbers(loaded, topology):
+        print(line)
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+def status(run: Path) -> None:
+    """Say how the run in directory RUN stands, during and after it."""
+    from rich.console import Console
+
+    from hpcrl.run_dir import RunDirError
+    from hpcrl.status import status_table
+
+    try:
+        Console().print(status_table(run))
+    except RunDirError as error:
+        _fail(error, exit_codes.USAGE)
+
+
+@main.command(name="eval")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--episodes", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--envs", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--greedy/--sample", default=True, help="Best action, or sampled as in training.")
+@click.option("--checkpoint", default=None, help="A checkpoint; the newest good one if absent.")
+@click.option("--seed", default=1, show_default=True)
+def evaluate(
+    run: Path, episodes: int, envs: int, greedy: bool, checkpoint: str | None, seed: int
+) -> None:
+    """Play whole episodes with a checkpoint of RUN; needs no MPI."""
+    from hpcrl.evaluation import EvaluationError, evaluate_run, print_evaluation
+
+    try:
+        result = evaluate_run(run, episodes, envs, greedy, checkpoint, seed)
+    except EvaluationError as error:
+        _fail(error, exit_codes.USAGE)
+        return
+    print_evaluation(result)
+
+
+@main.command()
+@click.argument("config", type=click.Path(dir_okay=False), required=False)
+def check(config: str | None) -> None:
+    """Say what works here: MPI, Horovod, torch devices, environments, file system."""
+    from hpcrl.self_check import check_command
+
+    sys.exit(check_command(config))
+
+
+@main.group()
+def bench() -> None:
+    """Measure what this machine allows and what is reached."""
+
+
+@bench.command(name="system", context_settings=_PASS_THROUGH)
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--json", "json_path", default=None, help="Also write the figures to this file.")
+@click.option("--seconds", default=60.0, show_default=True, help="Of steady training measured.")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def bench_system(
+    config: str, json_path: str | None, seconds: float, overrides: tuple[str, ...]
+) -> None:
+    """Compare the training rate with the machine's ideal rate."""
+    from hpcrl.bench_system import bench_system_command
+
+    sys.exit(bench_system_command(config, overrides, seconds, json_path))
+
+
+def run(arguments: list[str] | None = None) -> Any:
+    """Run the command line."""
+    return main(arguments, prog_name="hpcrl")

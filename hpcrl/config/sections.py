@@ -1,0 +1,196 @@
+"""The sections of a configuration file, one frozen dataclass each; no torch, no MPI."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from hpcrl.config.types import (
+    STRICT,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunConfig:
+    """The run as a whole."""
+
+    dir: str = ""
+    """Run directory; empty: `runs/<config name>-<date>`."""
+    seed: NonNegative = 1
+    """Every random stream derives from this, the role and its index, never from rank numbers."""
+    resume: str = "auto"
+    """auto: continue the newest good checkpoint of the run directory if there is one;
+    never: refuse a directory that already holds a run; or the path of a checkpoint."""
+    deadline: str = ""
+    """Wall-clock end as ISO date and time or Unix seconds; the run checkpoints and exits 75
+    `deadline_lead_s` before it. `HPCRL_JOB_END` gives the same. Empty: none."""
+    deadline_lead_s: NonNegativeFloat = 120.0
+    """Seconds before the deadline at which the agreed stop begins."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EnvConfig:
+    """The environment and how many copies an actor steps."""
+
+    name: str = "gym:CartPole-v1"
+    """`family:name`, such as atari:Breakout or gym:CartPole-v1, or `module:function`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the family, such as {frame_stack: 4} for Atari."""
+    envs_per_actor: Positive = 8
+    """E: environments that one actor (or worker) rank steps."""
+    groups: Positive = 2
+    """Groups of an actor's environments; one steps while the others wait for actions."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NetworkConfig:
+    """The agent's network; one function serves acting and learning."""
+
+    torso: Literal["mlp", "nature_cnn", "impala_resnet"] = "mlp"
+    """mlp for vectors, nature_cnn or impala_resnet for images."""
+    hidden_sizes: tuple[Positive, ...] = (64, 64)
+    """Layers of the MLP torso, or the dense layers after a convolutional torso."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Non-linearity of the dense layers."""
+    shared_torso: bool = True
+    """One torso for policy and value, or one each."""
+    core: Literal["none", "lstm"] = "none"
+    """Recurrent core between torso and heads."""
+    core_size: Positive = 256
+    """Units of the recurrent core."""
+    use_previous_action: bool = False
+    """Feed the previous action (one-hot when discrete) to the core or heads."""
+    use_previous_reward: bool = False
+    """Feed the previous reward to the core or heads."""
+    previous_reward_clip: NonNegativeFloat = 1.0
+    """Largest magnitude of the previous reward that is fed; 0: not clipped."""
+    continuous: Literal["tanh_normal", "clipped_normal"] = "tanh_normal"
+    """Distribution of continuous actions."""
+    state_independent_std: bool = False
+    """Continuous actions: one learned log-std per component instead of a network output."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OptimizerConfig:
+    """Gradient descent on the flat parameter buffer."""
+
+    name: Literal["adam", "rmsprop"] = "adam"
+    """adam or rmsprop, as torch.optim defines them."""
+    learning_rate: PositiveFloat = 6e-4
+    """Step size at the start."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """linear: the learning rate falls to 0 at `stop.agent_steps` (or `stop.frames`)."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Adam: decay of the first moment."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Adam: decay of the second moment."""
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """RMSProp: decay of the squared gradient."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """RMSProp: momentum."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the root AFTER bias correction (torch's convention; Keras adds it before, so
+    its value is sqrt(1 - beta2^t) times smaller here at step t)."""
+    max_grad_norm: NonNegativeFloat = 40.0
+    """Global-norm clip of the averaged gradient, after the reduction; 0: off."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LearnerConfig:
+    """Learner ranks: batch, optimizer and gradient reduction."""
+
+    batch_unrolls: Positive = 32
+    """B: unrolls in the GLOBAL batch; each learner takes an equal share."""
+    unroll_steps: Positive = 20
+    """T: agent steps of one unroll (stored with one more row for the bootstrap)."""
+    micro_batches: Positive = 1
+    """Parts of a learner's batch whose gradients are summed one after the other; messages
+    are served in between. The result is the same up to rounding."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimizer."""
+    precision: Precision = "float32"
+    """Autocast of the forward pass; float16 adds dynamic loss scaling."""
+    backend: Literal["auto", "horovod", "torch", "mpi"] = "auto"
+    """Gradient reduction: Horovod, torch.distributed (gloo or nccl) or MPI Allreduce;
+    auto: horovod where it is installed, else mpi."""
+    queue_unrolls: NonNegative = 0
+    """Receive slots of a learner, the on-policy queue; 0: twice its share of the batch."""
+    threads: NonNegative = 0
+    """torch threads of a learner rank; 0: its share of the node's cores."""
+    check_parameters_every: NonNegative = 100
+    """Learner steps between comparisons of all learners' parameters; 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class InferenceConfig:
+    """Inference ranks: batching and the unrolls in flight."""
+
+    max_batch_rows: NonNegative = 0
+    """A batch is dispatched at this many rows; 0: half of the rank's rows, as with two
+    groups one half can be stepping."""
+    max_wait_s: NonNegativeFloat = 0.002
+    """Longest time that the first waiting row waits for the batch to fill."""
+    credits_unrolls: NonNegative = 0
+    """Unrolls on the way to the learner before acting is held back; 0: the learner's batch
+    divided by its inference ranks."""
+    precision: Precision = "float32"
+    """Autocast of the forward pass."""
+    threads: NonNegative = 0
+    """torch threads of an inference rank; 0: its share of the node's cores."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TransportConfig:
+    """Messages between ranks."""
+
+    wait: Literal["auto", "spin", "yield", "backoff"] = "auto"
+    """How a rank waits; auto: backoff when a node has more ranks than cores, else yield."""
+    deadline_s: PositiveFloat = 600.0
+    """Longest wait for a message of a healthy peer; past it the job ends with a report."""
+    start_deadline_s: PositiveFloat = 300.0
+    """Longest wait at start-up, while peers import and build their environments."""
+    max_message_bytes: Annotated[int, Field(gt=0, le=2**31 - 1)] = 2**30
+    """Larger messages are split into parts of this size (MPI counts are 32-bit)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class StopConfig:
+    """When training is complete; the first condition that holds. 0 or none: not used."""
+
+    frames: NonNegative = 0
+    """Emulator frames trained on (agent steps times frame skip)."""
+    agent_steps: NonNegative = 0
+    """Agent steps trained on."""
+    wall_time_s: NonNegativeFloat = 0.0
+    """Seconds of training, over all restarts."""
+    mean_return: float | None = None
+    """Mean return of the last 100 episodes."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CheckpointConfig:
+    """Durable snapshots of the learners."""
+
+    every_s: NonNegativeFloat = 300.0
+    """Seconds between checkpoints; 0: only at the end and at a stop."""
+    keep: Positive = 3
+    """Newest checkpoints kept."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MetricsConfig:
+    """Progress, metrics.jsonl and TensorBoard."""
+
+    every_s: PositiveFloat = 5.0
+    """Seconds between records."""
+    tensorboard: bool = True
+    """Also write TensorBoard event files."""

@@ -1,0 +1,119 @@
+"""What every rank of a job knows, and the messages and numbers that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcrl.config.root import Config
+from hpcrl.link import Group, Link
+from hpcrl.slots import Client
+from hpcrl.specs import ArraySpec, EnvSpec
+from hpcrl.topology import Topology
+from hpcrl.wire import Layout, unroll_layout
+
+ACTOR_STAGES = ("step", "pack", "send", "wait")
+INFERENCE_STAGES = ("wait", "blocked", "batch", "forward", "scatter", "unroll", "weights")
+LEARNER_STAGES = ("wait", "batch", "copy", "forward_backward", "all_reduce", "optimizer", "publish")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One rank's place in the job, known before any environment is built.
+
+    Attributes:
+      config: the resolved configuration.
+      topology: who does what.
+      link: this rank's connection.
+      world: the group of all ranks.
+      run_dir: the run directory; only the root learner writes there, but for logs.
+      restart: 0 on the first start, then one more on every resume.
+    """
+
+    config: Config
+    topology: Topology
+    link: Link
+    world: Group
+    run_dir: Path
+    restart: int
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.link.rank
+
+    @property
+    def root(self) -> int:
+        """Rank of learner 0, which writes the run directory."""
+        return self.topology.root_learner
+
+    @property
+    def role_index(self) -> int:
+        """Index of this rank within its role."""
+        return self.topology.index_of_role[self.rank]
+
+    @property
+    def rows_per_slot(self) -> int:
+        """Environments of one group."""
+        return self.config.env.envs_per_actor // self.config.env.groups
+
+    @property
+    def local_batch_unrolls(self) -> int:
+        """Unrolls that each learner takes per step."""
+        return self.config.learner.batch_unrolls // len(self.topology.learner_ranks)
+
+    def env_ids(self, actor_rank: int) -> npt.NDArray[np.int64]:
+        """Global ids of an actor's environments, from its role index."""
+        count = self.config.env.envs_per_actor
+        first = self.topology.index_of_role[actor_rank] * count
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def seed(self, role: str, index: int) -> int:
+        """A 63-bit seed from the run's seed, the restart, role and index; never a rank.
+
+        The restart is part of it, so that a resumed run doesn't play its old episodes again.
+        """
+        words = [self.config.run.seed, self.restart, *role.encode(), index]
+        state = np.random.SeedSequence(words).generate_state(1, np.uint64)
+        return int(state[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True)
+class Job(Seat):
+    """The job once the environment's spaces are known: its messages and queues follow.
+
+    Attributes:
+      env: the environment's spec.
+      behaviour: what acting records per step; empty on ranks that see no unrolls.
+      core_size: S, length of the recurrent state.
+    """
+
+    env: EnvSpec
+    behaviour: Mapping[str, ArraySpec]
+    core_size: int
+
+    @cached_property
+    def unroll(self) -> Layout:
+        """The unroll message."""
+        steps = self.config.learner.unroll_steps
+        return unroll_layout(self.env, self.behaviour, steps, self.core_size)
+
+    def clients(self, inference_rank: int) -> list[Client]:
+        """Slots of an inference rank: every group of every one of its actors."""
+        actors = self.topology.actors_of[inference_rank]
+        return [Client(a, g) for a in actors for g in range(self.config.env.groups)]
+
+    def queue_slots_per_source(self, sources: int) -> int:
+        """Receive slots that a learner posts for each of its sources."""
+        queue = self.config.learner.queue_unrolls or 2 * self.local_batch_unrolls
+        return max(1, -(-queue // sources))
+
+    def credits(self, sources: int) -> int:
+        """Synchronous sends that each of a learner's sources may have in flight."""
+        configured = self.config.inference.credits_unrolls
+        return configured or max(1, -(-self.local_batch_unrolls // sources))

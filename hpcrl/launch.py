@@ -1,0 +1,277 @@
+"""One rank of a training job, from the first collective to the exit code that all share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcrl import exit_codes
+from hpcrl.checkpoint import Checkpoint, CheckpointError
+from hpcrl.config.load import ConfigError, config_hash, parse_config, to_dict, to_yaml
+from hpcrl.config.root import Config
+from hpcrl.job import Job, Seat
+from hpcrl.link import Group, Link
+from hpcrl.node_facts import choose_threads, node_facts
+from hpcrl.rank_log import log_to
+from hpcrl.resume import MAY_CHANGE, open_run
+from hpcrl.run_dir import RunDir, RunDirError
+from hpcrl.slurm_env import LaunchInfo, check_world_size, parse_time_unix_s, read_launch_info
+from hpcrl.specs import EnvSpec
+from hpcrl.startup import (
+    Failure,
+    StartError,
+    agree_to_start,
+    broadcast_json,
+    check_fabric,
+    check_same,
+    gather_json,
+)
+from hpcrl.stopping import StopSignal
+from hpcrl.timing import choose_wait_policy
+from hpcrl.topology import RoleDemand, Topology, TopologyError, node_map, plan_topology
+from hpcrl.wire import digest, reply_layout, step_layout
+
+
+def demand_of(config: Config) -> RoleDemand:
+    """What the layout asks of the topology."""
+    return RoleDemand(batch_unrolls=config.learner.batch_unrolls)
+
+
+class Start(NamedTuple):
+    """What a rank holds when start-up is through."""
+
+    seat: Seat
+    signal: StopSignal
+    checkpoint: Checkpoint | None
+    labels: list[str]
+
+
+def run_rank(link: Link, read: Callable[[], Config]) -> int:
+    """Start, train, and return the exit code that all ranks share.
+
+    Args:
+      link: this rank's connection.
+      read: reads the configuration; called on rank 0 alone.
+
+    Raises:
+      Exception: a failure that the other ranks don't know of; the caller ends the job.
+    """
+    world = link.group(range(link.size))
+    if world is None:
+        raise RuntimeError("every rank belongs to the world")
+    try:
+        start = _take_seats(link, world, read)
+        run = _prepare(start)
+    except StartError as error:
+        if link.rank == 0:
+            print(f"hpcrl: {error}", file=sys.stderr, flush=True)
+        return error.code
+    return run()
+
+
+def _attempt(
+    world: Group, label: str, code: int, errors: tuple[type[Exception], ...], act: Callable[[], Any]
+) -> Any:
+    """Collective: run `act` on this rank; if it fails as users make it fail, all ranks stop."""
+    failure, value = None, None
+    try:
+        value = act()
+    except errors as error:
+        failure = Failure(str(error), code)
+    agree_to_start(world, label, failure)
+    return value
+
+
+def _take_seats(link: Link, world: Group, read: Callable[[], Config]) -> Start:
+    """Agree on configuration, launch, topology and run directory."""
+
+    def read_on_root() -> dict[str, Any] | None:
+        return to_dict(read()) if link.rank == 0 else None
+
+    data = _attempt(world, link.label, exit_codes.USAGE, (ConfigError,), read_on_root)
+    config = parse_config(broadcast_json(world, data, 0))
+    info: LaunchInfo = _attempt(
+        world, link.label, exit_codes.LAUNCH, (ValueError,), lambda: read_launch_info()
+    )
+    problem = check_world_size(info, link.size)
+    agree_to_start(world, link.label, Failure(problem, exit_codes.LAUNCH) if problem else None)
+    facts = gather_json(world, node_facts(info.role))
+    topology: Topology = _attempt(
+        world,
+        link.label,
+        exit_codes.USAGE,
+        (TopologyError, ConfigError),
+        lambda: _plan(config, facts),
+    )
+    labels = [f"{r} {i}" for r, i in zip(topology.role_of, topology.index_of_role, strict=True)]
+    link.label = labels[link.rank]
+    node = topology.nodes[topology.node_of[link.rank]]
+    link.wait_policy = choose_wait_policy(config.transport.wait, len(node.ranks), node.num_cores)
+    choose_threads(config, topology, link.rank)
+    signal = StopSignal(_stop_at(config, info.job_end_unix_s))
+    signal.install()
+    opened = _attempt(
+        world,
+        link.label,
+        exit_codes.USAGE,
+        (RunDirError, CheckpointError),
+        lambda: _open(config, topology) if link.rank == topology.root_learner else None,
+    )
+    root = topology.root_learner
+    shared = broadcast_json(world, opened and [str(opened.run_dir.path), opened.restart], root)
+    seat = Seat(config, topology, link, world, Path(shared[0]), shared[1])
+    log_to(seat.run_dir, link.rank, seat.restart)
+    return Start(seat, signal, opened.checkpoint if opened else None, labels)
+
+
+def _plan(config: Config, facts: list[dict[str, Any]]) -> Topology:
+    nodes = node_map(
+        [f["host"] for f in facts], [f["gpus"] for f in facts], [f["cores"] for f in facts]
+    )
+    overrides = {rank: f["role"] for rank, f in enumerate(facts) if f["role"]}
+    topology = plan_topology(config.topology, nodes, demand_of(config), overrides)
+    learners, unrolls = len(topology.learner_ranks), config.learner.batch_unrolls
+    if unrolls % learners:
+        raise ConfigError(
+            f"learner.batch_unrolls {unrolls} can't be shared by {learners} learners: the "
+            "global batch must be a multiple of their number"
+        )
+    return topology
+
+
+def _stop_at(config: Config, job_end_unix_s: float | None) -> float | None:
+    ends = [job_end_unix_s, parse_time_unix_s(config.run.deadline) if config.run.deadline else None]
+    known = [end for end in ends if end is not None]
+    return min(known) - config.run.deadline_lead_s if known else None
+
+
+def _open(config: Config, topology: Topology) -> Any:
+    opened = open_run(
+        config.run.dir, to_yaml(config), config_hash(config, MAY_CHANGE), config.run.resume
+    )
+    run_dir = RunDir(config.run.dir)
+    run_dir.write_json(run_dir.topology, topology.to_json())
+    print(topology.table())
+    for message in opened.messages:
+        print(message, flush=True)
+    return opened
+
+
+def _prepare(start: Start) -> Callable[[], int]:
+    """Build this rank's part; environments and networks are built side by side."""
+    seat = start.seat
+    role = seat.topology.role_of[seat.rank]
+    if role == "actor":
+        return _prepare_actor(start)
+    return _prepare_torch_role(start, role)
+
+
+def _share_spec(start: Start, own: dict[str, Any] | None) -> EnvSpec:
+    """Collective: the first actor's spec, which all actors must share."""
+    world = start.seat.world
+    first_actor = start.seat.topology.ranks_of("actor")[0]
+    return EnvSpec.from_json(broadcast_json(world, own, first_actor))
+
+
+def _connect(start: Start, job: Job, has_unrolls: bool, own_spec: EnvSpec | None) -> None:
+    """Collective: both ends of every message agree on its layout, and can talk at all."""
+    rows = job.rows_per_slot
+    spec = own_spec or job.env
+    steps = digest(step_layout(spec, rows, 0), reply_layout(spec, rows))
+    check_same(job.world, "step messages", steps, start.labels)
+    unrolls = job.unroll.digest if has_unrolls else 0
+    check_same(job.world, "unrolls", unrolls, start.labels)
+    check_fabric(job.link, job.topology, job.config.transport.start_deadline_s)
+
+
+def _prepare_actor(start: Start) -> Callable[[], int]:
+    from env_wrappers import EnvError
+    from hpcrl.roles import actor
+
+    seat = start.seat
+    groups = _attempt(
+        seat.world,
+        seat.link.label,
+        exit_codes.USAGE,
+        (EnvError,),
+        lambda: actor.make_groups(seat),
+    )
+    env = _share_spec(start, groups[0].spec)
+    agree_to_start(seat.world, seat.link.label, None)
+    job = Job(**vars(seat), env=env, behaviour={}, core_size=0)
+    _connect(start, job, False, EnvSpec.from_json(groups[0].spec))
+    seat.link.group(seat.topology.learner_ranks)
+
+    def run() -> int:
+        actor.run(job, groups)
+        return _leave(job, lambda: None, exit_codes.DONE)
+
+    return run
+
+
+def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
+    from hpcrl.brain import Brain
+    from hpcrl.torch_device import rank_device
+
+    seat, config = start.seat, start.seat.config
+    agree_to_start(seat.world, seat.link.label, None)
+    env = _share_spec(start, None)
+
+    def build() -> tuple[Brain, int]:
+        brain = Brain(config, env)
+        return brain, brain.make_network(0).state_size
+
+    brain, core_size = _attempt(seat.world, seat.link.label, exit_codes.USAGE, (ValueError,), build)
+    job = Job(**vars(seat), env=env, behaviour=brain.behaviour, core_size=core_size)
+    device = rank_device(seat.topology, seat.rank)
+    _connect(start, job, True, None)
+    group = seat.link.group(seat.topology.learner_ranks)
+    if role == "inference":
+        from hpcrl.roles import inference
+
+        def run() -> int:
+            inference.run(job, brain, device)
+            return _leave(job, lambda: None, exit_codes.DONE)
+
+        return run
+    if group is None:
+        raise RuntimeError("a learner belongs to the learners' group")
+    return lambda: _learn(start, job, brain, device, group)
+
+
+def _learn(start: Start, job: Job, brain: Any, device: Any, group: Group) -> int:
+    from hpcrl.roles import learner as learners
+
+    learner = learners.Learner(job, brain, device, group, start.checkpoint)
+    outcome = learners.run(learner, start.signal)
+    code = _leave(job, learner.poll_last, outcome.exit_code)
+    learners.close(learner, outcome)
+    if learner.book:
+        _print_summary(job.run_dir)
+    return code
+
+
+def _leave(job: Job, serve: Callable[[], None], code: int) -> int:
+    """Collective: wait until every rank has finished, and share the greatest exit code."""
+    gathering = job.world.start_allgather(np.array([code], np.int64))
+    waiter = job.world.waiter("the end of all other ranks")
+    while not gathering.done():
+        serve()
+        waiter.idle()
+    return int(gathering.result.max())
+
+
+def _print_summary(run_dir: Path) -> None:
+    from rich.console import Console
+
+    from hpcrl.report import summarise, summary_table, write_learning_curve
+
+    picture = write_learning_curve(run_dir)
+    console = Console()
+    console.print(summary_table(summarise(run_dir)))
+    if picture:
+        console.print(f"learning curve: {picture}")

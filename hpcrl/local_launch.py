@@ -1,0 +1,75 @@
+"""`hpcrl train` without a launcher starts its own mpirun, and speaks for it to the user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from hpcrl.slurm_env import LaunchError
+
+
+def find_mpirun() -> str:
+    """Return the mpirun beside this Python (the wheel's), else the one on PATH.
+
+    Raises:
+      LaunchError: there is none.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise LaunchError(
+            f"no mpirun beside {sys.executable} and none on PATH: run `make env`, or start hpcrl "
+            "with your site's launcher (srun, mpirun)"
+        )
+    return found
+
+
+def mpirun_command(mpirun: str, ranks: int, arguments: Sequence[str]) -> list[str]:
+    """Return the command line that runs `hpcrl ARGUMENTS` on `ranks` local ranks.
+
+    More ranks than cores are allowed and none is bound: how ranks wait is hpcrl's business.
+    """
+    text = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in text else []
+    program = [sys.executable, "-u", "-m", "mpi4py", "-m", "hpcrl", *arguments]
+    return [mpirun, "-n", str(ranks), *options, *program]
+
+
+def launch_environment(ranks: int) -> dict[str, str]:
+    """Return the environment for mpirun: told the world size and whether a terminal is seen."""
+    environment = dict(os.environ)
+    environment["HPCRL_WORLD_SIZE"] = str(ranks)
+    environment["HPCRL_TTY"] = "1" if sys.stdout.isatty() else "0"
+    # Two numeric libraries that each start a thread per core would slow every rank's start.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    if os.geteuid() == 0:
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        environment.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    return environment
+
+
+def run_mpirun(command: Sequence[str], ranks: int) -> int:
+    """Run mpirun to its end and return its exit code.
+
+    SIGINT and SIGTERM become SIGUSR2, which mpirun hands to the ranks as the request to
+    checkpoint and stop; a second one ends the job at once.
+    """
+    process = subprocess.Popen(command, env=launch_environment(ranks), start_new_session=True)
+    requests = 0
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal requests
+        requests += 1
+        first = requests == 1 or number == signal.SIGUSR2
+        process.send_signal(signal.SIGUSR2 if first else signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, forward)
+    code = process.wait()
+    return 128 - code if code < 0 else code

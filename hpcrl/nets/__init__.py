@@ -1,0 +1,1 @@
+"""Networks: torsos, recurrent cores and the actor-critic built from them."""

@@ -1,0 +1,186 @@
+"""The acting policy: network, per-environment state, and the unrolls that acting leaves behind.
+
+Inference ranks and ranks with local inference use it alike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hpcrl.brain import Brain, autocast
+from hpcrl.ops.frame_stack import FrameStacker
+from hpcrl.optim import FlatParameters
+from hpcrl.slots import Rows
+from hpcrl.specs import EnvSpec
+from hpcrl.types import NetInputs
+from hpcrl.unroll import UnrollStore
+from hpcrl.wire import Layout
+
+
+class _Decided(NamedTuple):
+    """Rows with everything that their unrolls keep, not yet appended."""
+
+    ids: npt.NDArray[np.intp]
+    fields: dict[str, npt.NDArray[np.generic]]
+    core_state: npt.NDArray[np.float32]
+    prefix: dict[str, npt.NDArray[np.generic]]
+
+
+class ActingPolicy:
+    """Chooses actions for N environments in any batches, and assembles their unrolls.
+
+    `act` gives the actions; `record`, called after they were sent, does the bookkeeping.
+
+    Args:
+      brain: network and acting rule.
+      env: the environment's spec.
+      layout: the unroll message.
+      unroll_steps: T.
+      env_ids: `<int64>[N]` global environment ids.
+      device: where the network lives.
+      precision: autocast of the forward pass.
+      seed: of the action sampling.
+    """
+
+    def __init__(
+        self,
+        brain: Brain,
+        env: EnvSpec,
+        layout: Layout,
+        unroll_steps: int,
+        env_ids: npt.NDArray[np.int64],
+        device: torch.device,
+        precision: str,
+        seed: int,
+    ):
+        num_rows = len(env_ids)
+        self._brain = brain
+        self._env = env
+        self._device = device
+        self._precision = precision
+        self._network = brain.make_network(seed=0).to(device).eval()
+        self._flat = FlatParameters(self._network)
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._core_state = self._network.initial_state(num_rows).to(device)
+        self._previous_action = np.zeros((num_rows, env.action.size), env.action.dtype)
+        self._run_id = np.full(num_rows, -1, np.int64)
+        self._store = UnrollStore(layout, unroll_steps, env_ids)
+        self._stackers = {
+            path: FrameStacker(num_rows, leaf.stack, leaf.array.shape, leaf.array.dtype)
+            for path, leaf in env.observation.items()
+            if leaf.stack > 1
+        }
+        self._decided: list[_Decided] = []
+        self.version = -1
+        self.restarts = 0
+
+    @property
+    def num_parameters(self) -> int:
+        """Length of the flat parameter buffer."""
+        return self._flat.value.numel()
+
+    def load(self, parameters: npt.NDArray[np.float32], version: int) -> None:
+        """Swap in a whole copy of the weights `<float32>[P]`, between batches."""
+        self._flat.value.copy_(torch.from_numpy(parameters))
+        self.version = version
+
+    def act(self, rows: Rows) -> npt.NDArray[np.generic]:
+        """Return the actions `[N, A]` of `rows`."""
+        restarted = rows.run_id != self._run_id[rows.ids]
+        if restarted.any():
+            self._restart(rows.ids[restarted], rows.run_id[restarted])
+        start = restarted | rows.terminated | rows.truncated
+        reward, truncated = rows.reward, rows.truncated & ~restarted
+        if truncated.any() and rows.final_observation is not None:
+            # The last observation becomes a row of its own; the new episode's first row
+            # follows with reward 0, as its reward belongs to the final row.
+            final = {path: leaf[truncated] for path, leaf in rows.final_observation.items()}
+            count = int(truncated.sum())
+            self._evaluate(
+                rows.ids[truncated],
+                final,
+                reward[truncated],
+                terminated=np.zeros(count, bool),
+                start=np.zeros(count, bool),
+                final=np.ones(count, bool),
+            )
+            reward = np.where(truncated, np.float32(0), reward)
+        if restarted.any():
+            reward = np.where(restarted, np.float32(0), reward)
+        return self._evaluate(
+            rows.ids,
+            rows.observation,
+            reward,
+            terminated=rows.terminated & ~restarted,
+            start=start,
+            final=np.zeros(len(start), bool),
+        )
+
+    def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
+        self.restarts += int((self._run_id[ids] >= 0).sum())
+        self._store.discard(ids, run_ids)
+        self._run_id[ids] = run_ids
+        self._core_state[torch.from_numpy(ids)] = 0
+        self._previous_action[ids] = 0
+
+    @torch.no_grad()
+    def _evaluate(
+        self,
+        ids: npt.NDArray[np.intp],
+        observation: dict[str, npt.NDArray[np.generic]],
+        reward: npt.NDArray[np.float32],
+        *,
+        terminated: npt.NDArray[np.bool_],
+        start: npt.NDArray[np.bool_],
+        final: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.generic]:
+        seen, prefix = dict(observation), {}
+        for path, stacker in self._stackers.items():
+            seen[path] = stacker.push(ids, observation[path], start)
+            prefix[f"prefix:{path}"] = seen[path][:, :-1]
+        previous_action = self._previous_action[ids]
+        index = torch.from_numpy(ids)
+        before = self._core_state[index]
+        inputs = NetInputs(
+            {path: self._tensor(leaf) for path, leaf in seen.items()},
+            self._tensor(reward),
+            self._tensor(previous_action),
+            self._tensor(start),
+        )
+        with autocast(self._precision, self._device):
+            out = self._brain.act(self._network, inputs, before, self._generator)
+        action: npt.NDArray[np.generic] = out.action.cpu().numpy()
+        if not final.any():
+            self._core_state[index] = out.core_state
+            self._previous_action[ids] = action
+        fields: dict[str, npt.NDArray[np.generic]] = {
+            "reward": reward,
+            "terminated": terminated,
+            "start": start,
+            "final": final,
+            "previous_action": previous_action,
+            "action": action,
+            "policy_version": np.full(len(ids), self.version, np.int64),
+        }
+        fields |= {f"behaviour:{k}": v.cpu().numpy() for k, v in out.behaviour.items()}
+        fields |= {f"obs:{path}": leaf for path, leaf in observation.items()}
+        self._decided.append(_Decided(ids, fields, before.cpu().numpy(), prefix))
+        return action
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        """One-step time axis in front: `[1, n, ...]`."""
+        return torch.from_numpy(np.ascontiguousarray(array)[None]).to(self._device)
+
+    def record(self) -> list[npt.NDArray[np.uint8]]:
+        """Append the decided rows; return the unrolls that are complete, `<uint8>[n, nbytes]`."""
+        complete = []
+        for decided in self._decided:
+            ids = self._store.append(*decided)
+            if len(ids):
+                complete.append(self._store.take(ids))
+        self._decided.clear()
+        return complete

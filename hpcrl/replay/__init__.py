@@ -1,0 +1,1 @@
+"""Prioritized replay, one shard per learner rank: numpy only, communicates with nobody."""

@@ -1,0 +1,123 @@
+"""Actor: env → wire. Steps its groups of environments in turn; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from env_wrappers import EnvBatch, StepBatch, make
+from hpcrl.job import ACTOR_STAGES, Job, Seat
+from hpcrl.link import Incoming, Link, wait_until
+from hpcrl.specs import EnvSpec
+from hpcrl.timing import StageTimer
+from hpcrl.wire import Command, Tag, reply_layout, step_layout, step_short_nbytes
+
+
+def make_groups(seat: Seat) -> list[EnvBatch]:
+    """Build this actor's environments, one batch per group, with seeds of their own."""
+    config, rows = seat.config.env, seat.rows_per_slot
+    env_ids = seat.env_ids(seat.rank)
+    seeds = [seat.seed("env", int(env_id)) % 2**31 for env_id in env_ids]
+    return [
+        make(config.name, rows, seeds[g * rows : (g + 1) * rows], config.options)
+        for g in range(config.groups)
+    ]
+
+
+class GroupChannel:
+    """One group's step message, its reply, and the run ids of its environments."""
+
+    def __init__(
+        self, link: Link, env: EnvSpec, inference: int, group: int, rows: int, restart: int
+    ):
+        layout, reply = step_layout(env, rows, len(ACTOR_STAGES)), reply_layout(env, rows)
+        plane = link.plane("steps")
+        buffer, reply_buffer = layout.buffer(), reply.buffer()
+        self._step = layout.views(buffer)
+        self._reply = reply.views(reply_buffer)
+        self._paths = tuple(env.observation)
+        short = buffer[: step_short_nbytes(env, layout)]
+        self._short = plane.sender(inference, Tag.STEP + group, short)
+        self._full = plane.sender(inference, Tag.STEP + group, buffer)
+        self._receiver = plane.receivers([Incoming(inference, Tag.REPLY + group, reply_buffer)])
+        self._sequence = -1
+        # Every restart of the job and of an environment is a new run of that environment.
+        self._step["run_id"][:] = restart << 32
+        self._waiter = link.waiter(
+            lambda: (
+                f"{link.label} (rank {link.rank}) waited for the actions of group {group} "
+                f"from inference rank {inference}"
+            )
+        )
+
+    def pack(self, batch: StepBatch, timers_s: Mapping[str, float]) -> None:
+        """Copy what the environments gave into the message."""
+        step = self._step
+        step["run_id"][:] += batch.restarted
+        for name in ("valid", "reward", "terminated", "truncated", "ended"):
+            step[name][:] = getattr(batch, name)
+        step["episode_return"][:] = batch.episode_return
+        step["episode_steps"][:] = batch.episode_steps
+        step["timers_s"][:] = list(timers_s.values())
+        for path in self._paths:
+            step[f"obs:{path}"][:] = batch.observation[path]
+        if batch.final_observation is not None:
+            for path in self._paths:
+                step[f"final:{path}"][:] = batch.final_observation[path]
+
+    def send(self, batch: StepBatch) -> None:
+        """Send the packed message; its final observations only if an episode was truncated."""
+        self._sequence += 1
+        self._step["sequence"][...] = self._sequence
+        self._receiver.start(0)
+        (self._full if batch.truncated.any() else self._short).start()
+
+    def receive(self) -> npt.NDArray[np.generic] | None:
+        """Wait for the actions `[E, A]`; None means STOP."""
+        wait_until(lambda: bool(self._receiver.poll()), self._waiter)
+        # The reply says that the step has arrived, so these return at once.
+        wait_until(self._short.done, self._waiter)
+        wait_until(self._full.done, self._waiter)
+        if self._reply["command"] == Command.STOP:
+            return None
+        if self._reply["sequence"] != self._sequence:
+            raise RuntimeError(f"reply to step {self._reply['sequence']}, not {self._sequence}")
+        return self._reply["action"]
+
+    def close(self) -> None:
+        """Free the receive."""
+        self._receiver.cancel()
+
+
+def run(job: Job, groups: Sequence[EnvBatch]) -> None:
+    """Step until the inference rank says STOP."""
+    inference = job.topology.inference_of[job.rank]
+    channels = [
+        GroupChannel(job.link, job.env, inference, g, job.rows_per_slot, job.restart)
+        for g in range(len(groups))
+    ]
+    timer = StageTimer(ACTOR_STAGES)
+    for envs, channel in zip(groups, channels, strict=True):
+        batch = envs.reset()
+        timer.mark("step")
+        channel.pack(batch, timer.seconds)
+        channel.send(batch)
+    live = list(zip(groups, channels, strict=True))
+    while live:
+        for envs, channel in tuple(live):
+            actions = channel.receive()
+            timer.mark("wait")
+            if actions is None:
+                live.remove((envs, channel))
+                continue
+            batch = envs.step(actions)
+            timer.mark("step")
+            channel.pack(batch, timer.seconds)
+            timer.mark("pack")
+            channel.send(batch)
+            timer.mark("send")
+    for envs, channel in zip(groups, channels, strict=True):
+        channel.close()
+        envs.close()

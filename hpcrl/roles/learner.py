@@ -1,0 +1,238 @@
+"""Learner: unroll → learner → weights. Data-parallel replicas that step together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+
+from hpcrl import exit_codes
+from hpcrl.agreement import Agreement
+from hpcrl.batches import assemble
+from hpcrl.bookkeeping import Bookkeeper
+from hpcrl.brain import Brain
+from hpcrl.checkpoint import Checkpoint
+from hpcrl.commands import CommandSender
+from hpcrl.counters import Counters, RollingReturns
+from hpcrl.data_parallel import DataParallel, check_in_sync, make_data_parallel
+from hpcrl.job import LEARNER_STAGES, Job
+from hpcrl.link import Group, wait_until
+from hpcrl.stats import StatsCollector
+from hpcrl.stopping import Stop, StopSignal, goal_reached
+from hpcrl.timing import StageTimer
+from hpcrl.trainer import NonFiniteLossError, StepResult, Trainer
+from hpcrl.types import UnrollBatch
+from hpcrl.unroll_flow import UnrollInbox
+from hpcrl.weights import WeightsPublisher
+from hpcrl.wire import Command
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: the agreed vote and, on the root, the reason in words."""
+
+    stop: Stop
+    reason: str
+
+    @property
+    def exit_code(self) -> int:
+        """0 when the goal was reached, 75 to be started again."""
+        return exit_codes.DONE if self.stop is Stop.GOAL else exit_codes.REQUEUE
+
+
+class Learner:
+    """A learner's parts, assembled; `run` is its loop."""
+
+    def __init__(
+        self,
+        job: Job,
+        brain: Brain,
+        device: torch.device,
+        group: Group,
+        checkpoint: Checkpoint | None,
+    ):
+        self.job = job
+        self.group = group
+        topology, link = job.topology, job.link
+        hosts = [topology.host_of(rank) for rank in topology.learner_ranks]
+        self.data_parallel: DataParallel = make_data_parallel(
+            job.config.learner.backend,
+            group,
+            device,
+            hosts,
+            shared_dir=job.run_dir,
+            deadline_s=job.config.transport.deadline_s,
+        )
+        frame_skip = job.env.frame_skip
+        stop = job.config.stop
+        total_agent_steps = stop.agent_steps or -(-stop.frames // frame_skip)
+        self.trainer = Trainer(
+            brain,
+            job.config.learner,
+            self.data_parallel,
+            device,
+            total_agent_steps,
+            job.config.run.seed,
+        )
+        self.counters, self.returns = Counters(), RollingReturns()
+        self._restore(checkpoint)
+        self.sources = topology.clients_of[job.rank]
+        slots = job.queue_slots_per_source(len(self.sources))
+        self.inbox = UnrollInbox(link, self.sources, job.unroll, slots)
+        self.publisher = WeightsPublisher(link, self.sources, self.trainer.flat.value.numel())
+        self.commands = CommandSender(link, self.sources)
+        self.votes = Agreement(group, {"stop": "max"})
+        self.timer = StageTimer(LEARNER_STAGES)
+        self.book: Bookkeeper | None = None
+        if job.rank == job.root:
+            self.book = self._open_book()
+
+    def _open_book(self) -> Bookkeeper:
+        job = self.job
+        return Bookkeeper(
+            job.config,
+            job.topology,
+            job.run_dir,
+            job.restart,
+            self.data_parallel.name,
+            self.counters,
+            self.returns,
+            StatsCollector(job.link, job.topology.ranks_of("inference")),
+        )
+
+    def _restore(self, checkpoint: Checkpoint | None) -> None:
+        """Continue from the root's checkpoint, which it alone has read."""
+        tensors, state = b"", b""
+        if checkpoint is not None:
+            tensors = safetensors.numpy.save(checkpoint.tensors)
+            state = json.dumps(checkpoint.state).encode()
+        is_root = self.job.rank == self.job.root
+        state = self.group.broadcast(state if is_root else None, 0)
+        tensors = self.group.broadcast(tensors if is_root else None, 0)
+        if not state:
+            return
+        data = json.loads(state)
+        self.trainer.load_state(safetensors.numpy.load(tensors))
+        self.counters = Counters.from_dict(data["counters"])
+        self.returns = RollingReturns.from_list(data["returns"])
+
+    def serve(self) -> None:
+        """Everything that must go on while this rank waits."""
+        self.inbox.poll()
+        self.publisher.serve(self.trainer.parameters(), self.counters.learner_steps)
+        if self.book:
+            self.book.poll()
+
+    def poll_last(self) -> None:
+        """Take in what acting ranks still report while all ranks finish."""
+        if self.book:
+            self.book.poll()
+
+    def state(self) -> Mapping[str, Any]:
+        """Copies of what a checkpoint holds."""
+        return self.trainer.state()
+
+
+def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
+    """Train until the learners agree to stop; then checkpoint, drain and report."""
+    job, timer, book, counters = learner.job, learner.timer, learner.book, learner.counters
+    batch_size, frame_skip = job.local_batch_unrolls, job.env.frame_skip
+    check_every = job.config.learner.check_parameters_every
+    waiter = job.link.waiter(
+        lambda: (
+            f"{job.link.label} (rank {job.rank}) waited for {batch_size} unrolls of ranks "
+            f"{list(learner.sources)}, has {len(learner.inbox)}"
+            + ("; then for the other learners' votes" if voted else "")
+        )
+    )
+    voted, reason = False, ""
+    while True:
+        learner.serve()
+        if not voted:
+            goal = goal_reached(job.config.stop, counters, learner.returns if book else None)
+            vote = Stop.GOAL if goal else Stop.REQUEUE if stop_signal.reason else Stop.NO
+            reason = goal or stop_signal.reason or reason
+            if vote is not Stop.NO or len(learner.inbox) >= batch_size:
+                learner.votes.start({"stop": vote})
+                voted = True
+        outcome = learner.votes.poll()
+        if outcome is None:
+            waiter.idle()
+            timer.mark("wait")
+            continue
+        waiter.progress()
+        voted, stop = False, Stop(int(outcome["stop"]))
+        if stop is not Stop.NO:
+            break
+        timer.mark("wait")
+        slots = learner.inbox.take(batch_size)
+        batch = assemble(learner.inbox.views, slots, job.env, job.behaviour)
+        fill = learner.inbox.fill
+        learner.inbox.release(slots)
+        timer.mark("batch")
+        result = _step(learner, batch)
+        counters.learner_steps += 1
+        counters.agent_steps += result.num_steps
+        counters.frames += result.num_steps * frame_skip
+        learner.serve()
+        timer.mark("publish")
+        if check_every and counters.learner_steps % check_every == 0:
+            check_in_sync(learner.group, learner.trainer.flat.value, counters.learner_steps)
+        if book:
+            book.note_step(result.values, fill)
+            book.report_when_due(timer.seconds)
+            if book.checkpoint_due():
+                book.checkpoint(learner.state, {"restart": job.restart})
+    _shut_down(learner, stop, reason)
+    return Outcome(stop, reason)
+
+
+def _step(learner: Learner, batch: UnrollBatch) -> StepResult:
+    counters, trainer = learner.counters, learner.trainer
+    try:
+        return trainer.step(batch, counters.learner_steps, counters.agent_steps, learner.timer)
+    except NonFiniteLossError:
+        path = learner.job.run_dir / f"nan_batch_rank{learner.job.rank}.npz"
+        arrays = {f"obs:{k}": v.numpy() for k, v in batch.observation.items()}
+        arrays |= {f"behaviour:{k}": v.numpy() for k, v in batch.behaviour.items()}
+        rest = batch._asdict()
+        del rest["observation"], rest["behaviour"]
+        np.savez_compressed(path, **arrays, **{k: v.numpy() for k, v in rest.items()})
+        raise
+
+
+def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
+    """Checkpoint first, as nothing on its way belongs to it; then drain the cell."""
+    book, link = learner.book, learner.job.link
+    if book:
+        book.write_status("stopping")
+        book.checkpoint(learner.state, {"restart": learner.job.restart})
+        book.wait_for_checkpoint()
+    learner.commands.send(Command.STOP)
+
+    def drain() -> None:
+        learner.inbox.discard()
+        if book:
+            book.poll()
+
+    learner.commands.await_done(drain)
+    waiter = link.waiter(lambda: f"{link.label} waited for its last weights to leave")
+    wait_until(learner.publisher.idle, waiter)
+    learner.commands.send(Command.EXIT)
+    learner.data_parallel.close()
+
+
+def close(learner: Learner, outcome: Outcome) -> None:
+    """Write the last record and withdraw all receives, once every rank has finished."""
+    if learner.book:
+        state = "done" if outcome.stop is Stop.GOAL else "requeue"
+        reason = outcome.reason or "another learner asked for it"
+        learner.book.close(state, reason, learner.timer.seconds)
+    learner.inbox.close()
+    learner.publisher.close()
+    learner.commands.close()

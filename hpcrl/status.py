@@ -1,0 +1,69 @@
+"""`hpcrl status`: how a run stands, during and after it, from its directory alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hpcrl.human import format_count, format_duration, format_share
+from hpcrl.metrics import read_last_metrics
+from hpcrl.report import key_value_table, summarise, summary_table
+from hpcrl.run_dir import RunDir
+
+SILENT_AFTER_S = 60.0
+"""A run that is under way and wrote nothing for this long is reported as silent."""
+
+_UNDER_WAY = ("starting", "running", "stopping")
+
+
+def silence_s(run_dir: Path, now_unix_s: float) -> float | None:
+    """Return seconds since learner rank 0 last wrote STATUS.json or metrics; None: never.
+
+    Raises:
+      RunDirError: STATUS.json can't be read.
+    """
+    status = RunDir(run_dir).read_status() or {}
+    record = read_last_metrics(run_dir) or {}
+    times = [status.get("updated_unix_s"), record.get("time_unix_s")]
+    known = [float(t) for t in times if t is not None]
+    return max(0.0, now_unix_s - max(known)) if known else None
+
+
+def status_table(run_dir: Path, now_unix_s: float | None = None) -> RenderableType:
+    """Return the summary so far, the newest rates, and a warning when a live run is silent.
+
+    Raises:
+      RunDirError: it is not a run directory, or its files can't be read.
+    """
+    now_unix_s = time.time() if now_unix_s is None else now_unix_s
+    summary = summarise(run_dir)
+    quiet_s = silence_s(run_dir, now_unix_s)
+    parts: list[RenderableType] = [summary_table(summary), _newest(run_dir, now_unix_s)]
+    if summary["state"] in _UNDER_WAY and quiet_s is not None and quiet_s > SILENT_AFTER_S:
+        parts.append(
+            Text(
+                f"The run says it is {summary['state']}, but wrote nothing for "
+                f"{format_duration(quiet_s)}: it was killed, or it hangs.",
+                style="bold red",
+            )
+        )
+    return Group(*parts)
+
+
+def _newest(run_dir: Path, now_unix_s: float) -> Table:
+    record = read_last_metrics(run_dir)
+    if record is None:
+        return key_value_table("newest metrics", {"written": "none yet"})
+    rows = {
+        "written": f"{format_duration(now_unix_s - record['time_unix_s'])} ago",
+        "frames/s": format_count(record.get("frames_per_s")),
+        "learner steps/s": format_count(record.get("learner_steps_per_s")),
+        "policy lag": format_count(record.get("policy_lag")),
+        "batch fill": format_share(record.get("batch_fill")),
+        "queue fill": format_share(record.get("queue_fill")),
+    }
+    return key_value_table("newest metrics", rows)

@@ -1,0 +1,87 @@
+"""Always-on stage timers and the one policy for waiting."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Literal
+
+WaitPolicy = Literal["spin", "yield", "backoff"]
+
+_FIRST_SLEEP_S = 20e-6
+_LONGEST_SLEEP_S = 2e-3
+_SLEEP_SHARE = 0.25
+"""A backoff sleep lasts this share of the time waited so far, so it delays a wake-up by no
+more than that share of the wait."""
+
+
+class StageTimer:
+    """Attributes elapsed time to named stages; one clock read and one addition per mark.
+
+    The loop calls `mark("send")` at the END of a stage: all time since the previous mark
+    belongs to it. `seconds` are totals since the start.
+    """
+
+    def __init__(self, stages: tuple[str, ...], clock: Callable[[], float] = time.perf_counter):
+        self.seconds: dict[str, float] = dict.fromkeys(stages, 0.0)
+        self._clock = clock
+        self._last = clock()
+
+    def mark(self, stage: str) -> None:
+        """Add the time since the last mark to `stage`, which must be declared."""
+        now = self._clock()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+class DeadlineError(RuntimeError):
+    """A wait passed its deadline; the message names who waited for whom and how long."""
+
+
+class Waiter:
+    """What a rank does between two polls of an unfinished message.
+
+    Args:
+      policy: spin (poll again at once), yield (give up the core first) or backoff (sleep
+        for a share of the time waited, up to 2 ms).
+      deadline_s: longest wait without progress.
+      describe: called only when the deadline passes; says who waits for whom, on what.
+    """
+
+    def __init__(self, policy: WaitPolicy, deadline_s: float, describe: Callable[[], str]):
+        self._policy = policy
+        self._deadline_s = deadline_s
+        self._describe = describe
+        self._since: float | None = None
+
+    def progress(self) -> None:
+        """Something arrived: the wait starts anew."""
+        self._since = None
+
+    def idle(self, at_most_s: float = _LONGEST_SLEEP_S) -> None:
+        """Nothing arrived: wait a little, `at_most_s` seconds.
+
+        Raises:
+          DeadlineError: nothing arrived for `deadline_s`.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        waited_s = now - self._since
+        if waited_s > self._deadline_s:
+            raise DeadlineError(f"{self._describe()}: nothing for {waited_s:.1f} s")
+        if self._policy == "backoff":
+            longest_s = min(at_most_s, _LONGEST_SLEEP_S)
+            time.sleep(min(longest_s, max(_FIRST_SLEEP_S, waited_s * _SLEEP_SHARE)))
+        elif self._policy == "yield":
+            os.sched_yield()
+
+
+def choose_wait_policy(configured: str, node_ranks: int, node_cores: int) -> WaitPolicy:
+    """Resolve `auto`: backoff when a node holds more ranks than cores, else yield."""
+    if configured == "auto":
+        return "backoff" if node_ranks > node_cores else "yield"
+    if configured not in ("spin", "yield", "backoff"):
+        raise ValueError(f"wait policy {configured!r} is none of auto, spin, yield, backoff")
+    return configured  # type: ignore[return-value]

@@ -1,0 +1,83 @@
+"""`hpcrl train`: as one rank of a launched job, or as the parent of a local mpirun."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from hpcrl import exit_codes
+from hpcrl.config.load import ConfigError, load_config
+from hpcrl.config.root import Config
+from hpcrl.slurm_env import LaunchError, is_launched
+from hpcrl.topology import TopologyError, local_world_size
+
+
+def read_training_config(path: str, overrides: Sequence[str]) -> Config:
+    """Load a configuration and settle the run directory.
+
+    Raises:
+      ConfigError: it can't be used.
+    """
+    config = load_config(path, overrides)
+    if config.env.envs_per_actor % config.env.groups:
+        raise ConfigError(
+            f"env.envs_per_actor {config.env.envs_per_actor} is not a multiple of env.groups "
+            f"{config.env.groups}: each group steps an equal share"
+        )
+    stop = config.stop
+    if not (stop.frames or stop.agent_steps or stop.wall_time_s or stop.mean_return is not None):
+        raise ConfigError(
+            "no stop condition is set (stop.frames, stop.agent_steps, stop.wall_time_s or "
+            "stop.mean_return): the run would never end"
+        )
+    if config.run.dir:
+        return config
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return replace(config, run=replace(config.run, dir=f"runs/{Path(path).stem}-{stamp}"))
+
+
+def train_command(path: str, overrides: Sequence[str]) -> int:
+    """Train; return the exit code of this process."""
+    if is_launched():
+        return _rank(path, overrides)
+    from hpcrl.launch import demand_of
+    from hpcrl.local_launch import find_mpirun, mpirun_command, run_mpirun
+
+    try:
+        config = read_training_config(path, overrides)
+        ranks = local_world_size(config.topology, demand_of(config), os.cpu_count() or 1)
+        mpirun = find_mpirun()
+    except (ConfigError, TopologyError) as error:
+        print(f"hpcrl: {error}", file=sys.stderr)
+        return exit_codes.USAGE
+    except LaunchError as error:
+        print(f"hpcrl: {error}", file=sys.stderr)
+        return exit_codes.LAUNCH
+    arguments = ["train", path, *overrides, "--run.dir", config.run.dir]
+    return run_mpirun(mpirun_command(mpirun, ranks, arguments), ranks)
+
+
+def _rank(path: str, overrides: Sequence[str]) -> int:
+    """This process is one rank: any failure that the others can't know of ends the job."""
+    # Before any other import of mpi4py: nothing here may start MPI with other settings.
+    from hpcrl.transport import MpiLink, abort, finalize
+
+    link = MpiLink(deadline_s=300.0, max_message_bytes=2**30)
+    try:
+        from hpcrl.launch import run_rank
+
+        code = run_rank(link, lambda: read_training_config(path, overrides))
+        finalize()
+    except BaseException:
+        import logging
+
+        text = f"{link.label} (rank {link.rank}) failed\n{traceback.format_exc()}"
+        logging.getLogger("hpcrl").error(text)
+        print(f"hpcrl: {text}", file=sys.stderr, flush=True)
+        abort(exit_codes.INTERNAL)
+    return code

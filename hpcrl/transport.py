@@ -1,0 +1,251 @@
+"""The link over MPI. The only importer of mpi4py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from hpcrl.link import PLANES, Bytes, Incoming, split_bytes, wait_until
+from hpcrl.timing import Waiter, WaitPolicy
+
+_OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+class MpiReceivers:
+    """Persistent receives, tested together; a message over the part size is several receives."""
+
+    def __init__(self, comm: MPI.Comm, incoming: Sequence[Incoming], part_bytes: int):
+        self._requests: list[MPI.Prequest] = []
+        self._message_of: list[int] = []
+        self._requests_of: list[list[int]] = []
+        for index, (source, tag, buffer) in enumerate(incoming):
+            parts = split_bytes(buffer, part_bytes)
+            first = len(self._requests)
+            self._requests += [comm.Recv_init([p, MPI.BYTE], source, tag) for p in parts]
+            self._requests_of.append(list(range(first, len(self._requests))))
+            self._message_of += [index] * len(parts)
+        self._missing = [0] * len(self._requests_of)
+
+    def start(self, index: int) -> None:
+        """Post receive `index`."""
+        self._missing[index] = len(self._requests_of[index])
+        for request in self._requests_of[index]:
+            self._requests[request].Start()
+
+    def poll(self) -> Sequence[int]:
+        """Return the indices that completed since the last call."""
+        finished = MPI.Prequest.Testsome(self._requests)
+        if not finished:
+            return ()
+        complete = []
+        for request in finished:
+            message = self._message_of[request]
+            self._missing[message] -= 1
+            if self._missing[message] == 0:
+                complete.append(message)
+        return complete
+
+    def cancel(self) -> None:
+        """Withdraw posted receives and free the requests."""
+        for message, missing in enumerate(self._missing):
+            if missing:
+                for request in self._requests_of[message]:
+                    if not self._requests[request].Test():
+                        self._requests[request].Cancel()
+                        self._requests[request].Wait()
+        for handle in self._requests:
+            handle.Free()
+        self._requests = []
+        self._missing = []
+
+
+class MpiSender:
+    """One persistent send, in parts where it is over the part size."""
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        dest: int,
+        tag: int,
+        buffer: Bytes,
+        synchronous: bool,
+        part_bytes: int,
+    ):
+        init: Callable[..., Any] = comm.Ssend_init if synchronous else comm.Send_init
+        self._requests: list[MPI.Prequest] = [
+            init([part, MPI.BYTE], dest, tag) for part in split_bytes(buffer, part_bytes)
+        ]
+        self._single = self._requests[0] if len(self._requests) == 1 else None
+
+    def start(self) -> None:
+        """Start the send."""
+        for request in self._requests:
+            request.Start()
+
+    def done(self) -> bool:
+        """Whether the buffer may be reused."""
+        if self._single is not None:
+            return self._single.Test()
+        return MPI.Prequest.Testall(self._requests)
+
+
+class MpiPlane:
+    """Point-to-point endpoints on one duplicated communicator."""
+
+    def __init__(self, comm: MPI.Comm, part_bytes: int):
+        self._comm = comm
+        self._part_bytes = part_bytes
+
+    def receivers(self, incoming: Sequence[Incoming]) -> MpiReceivers:
+        """Create persistent receives."""
+        return MpiReceivers(self._comm, incoming, self._part_bytes)
+
+    def sender(self, dest: int, tag: int, buffer: Bytes, *, synchronous: bool = False) -> MpiSender:
+        """Create a persistent send."""
+        return MpiSender(self._comm, dest, tag, buffer, synchronous, self._part_bytes)
+
+
+class MpiGathering:
+    """A non-blocking all-gather."""
+
+    def __init__(self, comm: MPI.Intracomm, array: npt.NDArray[Any]):
+        self._sent = array.copy()
+        self.result = np.empty((comm.Get_size(), *array.shape), array.dtype)
+        self._request = comm.Iallgather(self._sent, self.result)
+
+    def done(self) -> bool:
+        """Whether every member's array is here."""
+        return self._request.Test()
+
+
+class MpiGroup:
+    """Non-blocking collectives, polled so that a missing member is named by a deadline."""
+
+    def __init__(self, comm: MPI.Intracomm, waiter: Callable[[str], Waiter], part_bytes: int):
+        self.communicator = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.thread_multiple = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.waiter = waiter
+        self._part_bytes = part_bytes
+
+    def _wait(self, request: MPI.Request, what: str) -> None:
+        wait_until(request.Test, self.waiter(what))
+
+    def allreduce(self, array: npt.NDArray[Any], op: Literal["sum", "max", "min"]) -> None:
+        """Reduce `array` over the group, in place."""
+        if self.size > 1:
+            request = self.communicator.Iallreduce(MPI.IN_PLACE, array, _OPS[op])
+            self._wait(request, f"an all-reduce ({op}) of {array.size} values")
+
+    def allgather(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return every member's `array`, stacked."""
+        gathering = self.start_allgather(array)
+        wait_until(gathering.done, self.waiter(f"an all-gather of {array.size} values"))
+        return gathering.result
+
+    def start_allgather(self, array: npt.NDArray[Any]) -> MpiGathering:
+        """Begin an all-gather of `array`."""
+        return MpiGathering(self.communicator, array)
+
+    def broadcast(self, data: bytes | None, root: int) -> bytes:
+        """Return `data` of `root` on every member, in parts under the size limit."""
+        size = np.array([len(data) if data is not None else 0], np.int64)
+        self._wait(self.communicator.Ibcast(size, root), f"a broadcast from member {root}")
+        buffer = np.empty(int(size[0]), np.uint8)
+        if data is not None and self.rank == root:
+            buffer[:] = np.frombuffer(data, np.uint8)
+        for part in split_bytes(buffer, self._part_bytes):
+            request = self.communicator.Ibcast([part, MPI.BYTE], root)
+            self._wait(request, f"a broadcast of {len(buffer)} bytes from member {root}")
+        return buffer.tobytes()
+
+    def barrier(self) -> None:
+        """Return once every member has called."""
+        self._wait(self.communicator.Ibarrier(), "a barrier")
+
+
+class MpiLink:
+    """This process's rank of MPI.COMM_WORLD."""
+
+    def __init__(self, *, deadline_s: float, max_message_bytes: int):
+        world = MPI.COMM_WORLD
+        self.rank = world.Get_rank()
+        self.size = world.Get_size()
+        self.label = f"rank {self.rank}"
+        self.wait_policy: WaitPolicy = "backoff"
+        self.deadline_s = deadline_s
+        self._part_bytes = max_message_bytes
+        # The order of Dup calls is the same on all ranks: it is collective.
+        self._planes = {name: MpiPlane(world.Dup(), max_message_bytes) for name in PLANES}
+        self._collectives = world.Dup()
+        node = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.node_size = node.Get_size()
+        self.node_rank = node.Get_rank()
+        node.Free()
+
+    def plane(self, name: str) -> MpiPlane:
+        """Return one of the planes."""
+        return self._planes[name]
+
+    def group(self, ranks: Sequence[int]) -> MpiGroup | None:
+        """Collective: the group of `ranks`, None on a rank that isn't in it."""
+        if list(ranks) == list(range(self.size)):
+            return MpiGroup(self._collectives.Dup(), self._named_waiter, self._part_bytes)
+        color = 0 if self.rank in ranks else MPI.UNDEFINED
+        order = list(ranks).index(self.rank) if self.rank in ranks else 0
+        comm = cast(MPI.Intracomm, self._collectives.Split(color, order))
+        if comm == MPI.COMM_NULL:
+            return None
+        return MpiGroup(comm, self._named_waiter, self._part_bytes)
+
+    def _named_waiter(self, what: str) -> Waiter:
+        return self.waiter(lambda: f"{self.label} (rank {self.rank}) waited in {what}")
+
+    def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
+        """Return a waiter with this link's policy."""
+        return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe)
+
+
+def processor_name() -> str:
+    """The host's name as MPI knows it."""
+    return MPI.Get_processor_name()
+
+
+def library_facts() -> dict[str, Any]:
+    """What `hpcrl check` reports of the MPI library."""
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    return {
+        "library": MPI.Get_library_version().split("\x00")[0].splitlines()[0].strip(),
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "thread_level": levels[MPI.Query_thread()],
+        "world_size": MPI.COMM_WORLD.Get_size(),
+    }
+
+
+def world_rank() -> int:
+    """Rank in MPI.COMM_WORLD; the first call starts MPI."""
+    return MPI.COMM_WORLD.Get_rank()
+
+
+def finalize() -> None:
+    """End MPI on this rank; every rank must. A later non-zero exit code is then no abort."""
+    MPI.Finalize()
+
+
+def abort(code: int) -> NoReturn:
+    """End every rank of the job at once with exit code `code`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(code)
+    raise SystemExit(code)

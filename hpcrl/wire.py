@@ -1,0 +1,219 @@
+"""Every message, declared once as data; both ends build their buffers from it.
+
+A layout is an ordered list of named fields at 64-byte aligned offsets. Its digest is
+compared between all ranks at start-up, so that two ends never disagree silently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcrl.specs import ArraySpec, EnvSpec
+
+_ALIGN_BYTES = 64
+
+
+class Tag(IntEnum):
+    """Message tags; step messages add the group index to theirs."""
+
+    PING = 1
+    UNROLL = 2
+    WEIGHTS_REQUEST = 3
+    WEIGHTS = 4
+    COMMAND = 5
+    STATS = 6
+    DONE = 7
+    STEP = 100
+    REPLY = 10000
+
+
+class Command(IntEnum):
+    """What a reply asks of an actor (ACT, STOP) and a learner of its clients (STOP, then EXIT)."""
+
+    ACT = 0
+    STOP = 1
+    EXIT = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Named arrays in one buffer.
+
+    Attributes:
+      name: for error messages and the digest.
+      fields: shape and dtype by field name, in wire order.
+    """
+
+    name: str
+    fields: Mapping[str, ArraySpec]
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Byte offset of every field, a multiple of 64."""
+        offsets, end = {}, 0
+        for name, spec in self.fields.items():
+            offsets[name] = end
+            end = -(-(end + spec.nbytes) // _ALIGN_BYTES) * _ALIGN_BYTES
+        return offsets
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of one message, a multiple of 64."""
+        last = list(self.fields)[-1]
+        end = self.offsets[last] + self.fields[last].nbytes
+        return -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
+
+    def buffer(self, *leading: int) -> npt.NDArray[np.uint8]:
+        """Return a zeroed buffer `<uint8>[*leading, nbytes]`."""
+        return np.zeros((*leading, self.nbytes), np.uint8)
+
+    def views(self, buffer: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+        """Return a view `[*leading, *shape]` of every field of `buffer`, without copying.
+
+        Args:
+          buffer: `<uint8>[*leading, nbytes]`, each message contiguous.
+        """
+        if buffer.shape[-1] != self.nbytes or buffer.dtype != np.uint8:
+            raise ValueError(
+                f"{self.name}: expected uint8 [..., {self.nbytes}], got {buffer.shape}"
+            )
+        leading, strides = buffer.shape[:-1], buffer.strides[:-1]
+        views = {}
+        for name, spec in self.fields.items():
+            dtype = np.dtype(spec.dtype)
+            inner = np.empty(spec.shape, dtype).strides
+            views[name] = np.ndarray(
+                (*leading, *spec.shape), dtype, buffer.data, self.offsets[name], (*strides, *inner)
+            )
+        return views
+
+    @property
+    def digest(self) -> int:
+        """63-bit digest of names, dtypes, shapes and order."""
+        text = repr([self.name, [(n, s.dtype, s.shape) for n, s in self.fields.items()]])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def _scalar(dtype: str, *shape: int) -> ArraySpec:
+    return ArraySpec(shape, dtype)
+
+
+def step_layout(env: EnvSpec, rows: int, timers: int) -> Layout:
+    """One actor group's step: E rows of what the environments gave, and the actor's timers.
+
+    The final observations come last: a message without truncated episodes ends before them
+    (`step_short_nbytes`).
+    """
+    fields = {
+        "sequence": _scalar("int64"),
+        "timers_s": _scalar("float64", timers),
+        "run_id": _scalar("int64", rows),
+        "valid": _scalar("bool", rows),
+        "reward": _scalar("float32", rows),
+        "terminated": _scalar("bool", rows),
+        "truncated": _scalar("bool", rows),
+        "ended": _scalar("bool", rows),
+        "episode_return": _scalar("float32", rows),
+        "episode_steps": _scalar("int32", rows),
+    }
+    for prefix in ("obs", "final"):
+        for path, leaf in env.observation.items():
+            fields[f"{prefix}:{path}"] = ArraySpec((rows, *leaf.array.shape), leaf.array.dtype)
+    return Layout("step", fields)
+
+
+def step_short_nbytes(env: EnvSpec, layout: Layout) -> int:
+    """Bytes of a step message that carries no final observation."""
+    return layout.offsets[f"final:{next(iter(env.observation))}"]
+
+
+def reply_layout(env: EnvSpec, rows: int) -> Layout:
+    """The answer to a step: a command, the step's sequence number, and the actions."""
+    return Layout(
+        "reply",
+        {
+            "command": _scalar("int64"),
+            "sequence": _scalar("int64"),
+            "action": ArraySpec((rows, env.action.size), env.action.dtype),
+        },
+    )
+
+
+def row_fields(env: EnvSpec, behaviour: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+    """What is kept of one agent step, without the time axis (see `types` for its semantics)."""
+    fields = {
+        "reward": _scalar("float32"),
+        "terminated": _scalar("bool"),
+        "start": _scalar("bool"),
+        "final": _scalar("bool"),
+        "previous_action": env.action.array,
+        "action": env.action.array,
+        "policy_version": _scalar("int64"),
+    }
+    fields |= {f"behaviour:{name}": spec for name, spec in behaviour.items()}
+    fields |= {f"obs:{path}": leaf.array for path, leaf in env.observation.items()}
+    return fields
+
+
+def unroll_layout(
+    env: EnvSpec, behaviour: Mapping[str, ArraySpec], unroll_steps: int, core_size: int
+) -> Layout:
+    """One unroll: T+1 rows, the state before row 0 and the frames before row 0."""
+    fields = {
+        "env_id": _scalar("int64"),
+        "run_id": _scalar("int64"),
+        "unroll_index": _scalar("int64"),
+        "core_state": _scalar("float32", core_size),
+    }
+    for path, leaf in env.observation.items():
+        if leaf.stack > 1:
+            shape = (leaf.stack - 1, *leaf.array.shape)
+            fields[f"prefix:{path}"] = ArraySpec(shape, leaf.array.dtype)
+    for name, spec in row_fields(env, behaviour).items():
+        fields[name] = ArraySpec((unroll_steps + 1, *spec.shape), spec.dtype)
+    return Layout("unroll", fields)
+
+
+def weights_layout(num_parameters: int) -> Layout:
+    """A whole copy of the network's parameters and the version they have."""
+    return Layout(
+        "weights",
+        {"version": _scalar("int64"), "parameters": _scalar("float32", num_parameters)},
+    )
+
+
+def weights_request_layout() -> Layout:
+    """Asks for weights newer than `have_version`."""
+    return Layout("weights_request", {"have_version": _scalar("int64")})
+
+
+def command_layout() -> Layout:
+    """A `Command` from a learner to its inference ranks."""
+    return Layout("command", {"command": _scalar("int64")})
+
+
+def stats_layout(counters: tuple[str, ...], episodes: int) -> Layout:
+    """Counters since the previous report, and the episodes that ended."""
+    return Layout(
+        "stats",
+        {
+            **{name: _scalar("float64") for name in counters},
+            "num_episodes": _scalar("int64"),
+            "episode_return": _scalar("float32", episodes),
+            "episode_steps": _scalar("int32", episodes),
+        },
+    )
+
+
+def digest(*layouts: Layout) -> int:
+    """One digest over several layouts."""
+    text = " ".join(str(layout.digest) for layout in layouts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

