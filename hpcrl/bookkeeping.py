@@ -65,6 +65,7 @@ class Bookkeeper:
         self._next_checkpoint_s = now_s + (config.checkpoint.every_s or float("inf"))
         self._next_status_s = now_s + _STATUS_EVERY_S
         self._meter = Meter(self._totals({}))
+        self._frozen = False
         self.checkpoint_copy_s = 0.0
         self.write_status("running")
 
@@ -87,13 +88,22 @@ class Bookkeeper:
 
     def poll(self) -> None:
         """Take in statistics and advance the clock."""
+        self._collector.poll()
+        episodes = self._collector.take_episodes()
+        if self._frozen:
+            return
         now_s = time.monotonic()
         self.counters.wall_time_s += now_s - self._last_s
         self._last_s = now_s
-        self._collector.poll()
-        episodes = self._collector.take_episodes()
         self.returns.extend(episodes)
         self.counters.episodes += len(episodes)
+
+    def freeze(self) -> None:
+        """Keep counters and returns as the last checkpoint has them.
+
+        A resumed run then continues the very numbers that this one shows at its end.
+        """
+        self._frozen = True
 
     def note_step(self, values: Mapping[str, float], queue_fill: float) -> None:
         """Note the figures of one learner step; a report shows their means."""

@@ -134,7 +134,7 @@ def bench_system(
     config: str, json_path: str | None, seconds: float, overrides: tuple[str, ...]
 ) -> None:
     """Compare the training rate with the machine's ideal rate."""
-    from hpcrl.bench_system import bench_system_command
+    from hpcrl.bench.system import bench_system_command
 
     sys.exit(bench_system_command(config, overrides, seconds, json_path))
 

@@ -70,6 +70,7 @@ def run_rank(link: Link, read: Callable[[], Config]) -> int:
         if link.rank == 0:
             print(f"hpcrl: {error}", file=sys.stderr, flush=True)
         return error.code
+    link.deadline_s = start.seat.config.transport.deadline_s
     return run()
 
 
@@ -111,6 +112,8 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config]) -> Start:
     link.label = labels[link.rank]
     node = topology.nodes[topology.node_of[link.rank]]
     link.wait_policy = choose_wait_policy(config.transport.wait, len(node.ranks), node.num_cores)
+    link.deadline_s = config.transport.start_deadline_s
+    link.max_message_bytes = config.transport.max_message_bytes
     choose_threads(config, topology, link.rank)
     signal = StopSignal(_stop_at(config, info.job_end_unix_s))
     signal.install()
@@ -134,13 +137,29 @@ def _plan(config: Config, facts: list[dict[str, Any]]) -> Topology:
     )
     overrides = {rank: f["role"] for rank, f in enumerate(facts) if f["role"]}
     topology = plan_topology(config.topology, nodes, demand_of(config), overrides)
-    learners, unrolls = len(topology.learner_ranks), config.learner.batch_unrolls
+    _check_shares(config, len(topology.learner_ranks))
+    return topology
+
+
+def _check_shares(config: Config, learners: int) -> None:
+    """Raise ConfigError unless each learner's share of the batch can be had."""
+    unrolls, queue = config.learner.batch_unrolls, config.learner.queue_unrolls
     if unrolls % learners:
         raise ConfigError(
             f"learner.batch_unrolls {unrolls} can't be shared by {learners} learners: the "
             "global batch must be a multiple of their number"
         )
-    return topology
+    share, parts = unrolls // learners, config.learner.micro_batches
+    if parts > share:
+        raise ConfigError(
+            f"learner.micro_batches {parts} is more than the {share} unrolls of each learner's "
+            f"batch ({unrolls} / {learners} learners): a part would be empty"
+        )
+    if 0 < queue < share:
+        raise ConfigError(
+            f"learner.queue_unrolls {queue} is less than the {share} unrolls of each learner's "
+            f"batch ({unrolls} / {learners} learners): a batch would never be complete"
+        )
 
 
 def _stop_at(config: Config, job_end_unix_s: float | None) -> float | None:

@@ -65,7 +65,7 @@ class Plane(Protocol):
         such senders bounds what is in flight: they are the credits.
 
         `buffer` may be shorter than the receive buffer, unless one of them is longer than
-        `transport.max_message_bytes`: both ends must split a message alike.
+        `max_message_bytes` of the link: both ends must split a message alike.
         """
 
 
@@ -120,6 +120,10 @@ class Link(Protocol):
     label: str
     """Role and index, such as "actor 3", for messages about waits."""
     wait_policy: WaitPolicy
+    deadline_s: float
+    """Longest wait of waiters made from now on."""
+    max_message_bytes: int
+    """Endpoints and groups made from now on split longer messages into parts of this size."""
 
     def plane(self, name: str) -> Plane:
         """Return one of `PLANES`."""
@@ -130,7 +134,7 @@ class Link(Protocol):
     def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
         """Return a waiter with this link's policy and deadline.
 
-        `deadline_s` None means the configured `transport.deadline_s`.
+        `deadline_s` None means the link's.
         """
 
 

@@ -60,16 +60,20 @@ def run_mpirun(command: Sequence[str], ranks: int) -> int:
     SIGINT and SIGTERM become SIGUSR2, which mpirun hands to the ranks as the request to
     checkpoint and stop; a second one ends the job at once.
     """
-    process = subprocess.Popen(command, env=launch_environment(ranks), start_new_session=True)
+    process: subprocess.Popen[bytes] | None = None
     requests = 0
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal requests
         requests += 1
         first = requests == 1 or number == signal.SIGUSR2
-        process.send_signal(signal.SIGUSR2 if first else signal.SIGTERM)
+        if process is not None:
+            process.send_signal(signal.SIGUSR2 if first else signal.SIGTERM)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, forward)
+    process = subprocess.Popen(command, env=launch_environment(ranks), start_new_session=True)
+    if requests:  # one came before there was a process to hand it to
+        process.send_signal(signal.SIGTERM)
     code = process.wait()
     return 128 - code if code < 0 else code

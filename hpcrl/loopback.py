@@ -228,6 +228,8 @@ class LoopbackLink:
         self.size = world.size
         self.label = f"rank {rank}"
         self.wait_policy: WaitPolicy = "backoff"
+        self.deadline_s = world.deadline_s
+        self.max_message_bytes = 2**31 - 1  # no message is split here
         self._num_groups = 0
 
     def plane(self, name: str) -> LoopbackPlane:
@@ -241,4 +243,4 @@ class LoopbackLink:
 
     def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
         """Return a waiter that backs off."""
-        return Waiter(self.wait_policy, deadline_s or self.world.deadline_s, describe)
+        return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe)

@@ -1,6 +1,6 @@
 """The acting policy: network, per-environment state, and the unrolls that acting leaves behind.
 
-Inference ranks and ranks with local inference use it alike.
+Inference ranks and ranks with local inference use `ActingPolicy`, evaluation `Policy`.
 """
 
 from __future__ import annotations
@@ -26,55 +26,48 @@ class _Decided(NamedTuple):
 
     ids: npt.NDArray[np.intp]
     fields: dict[str, npt.NDArray[np.generic]]
-    core_state: npt.NDArray[np.float32]
+    core_state: torch.Tensor
     prefix: dict[str, npt.NDArray[np.generic]]
 
 
-class ActingPolicy:
-    """Chooses actions for N environments in any batches, and assembles their unrolls.
-
-    `act` gives the actions; `record`, called after they were sent, does the bookkeeping.
+class Policy:
+    """Chooses actions for N environments in any batches.
 
     Args:
       brain: network and acting rule.
       env: the environment's spec.
-      layout: the unroll message.
-      unroll_steps: T.
-      env_ids: `<int64>[N]` global environment ids.
+      num_rows: N.
       device: where the network lives.
       precision: autocast of the forward pass.
       seed: of the action sampling.
+      greedy: take the likeliest action instead of a sample.
     """
 
     def __init__(
         self,
         brain: Brain,
         env: EnvSpec,
-        layout: Layout,
-        unroll_steps: int,
-        env_ids: npt.NDArray[np.int64],
+        num_rows: int,
         device: torch.device,
         precision: str,
         seed: int,
+        greedy: bool = False,
     ):
-        num_rows = len(env_ids)
         self._brain = brain
-        self._env = env
         self._device = device
         self._precision = precision
+        self._greedy = greedy
         self._network = brain.make_network(seed=0).to(device).eval()
         self._flat = FlatParameters(self._network)
         self._generator = torch.Generator(device).manual_seed(seed)
         self._core_state = self._network.initial_state(num_rows).to(device)
         self._previous_action = np.zeros((num_rows, env.action.size), env.action.dtype)
         self._run_id = np.full(num_rows, -1, np.int64)
-        self._store = UnrollStore(layout, unroll_steps, env_ids)
         self._stackers = {
             path: FrameStacker(num_rows, leaf.stack, leaf.array.shape, leaf.array.dtype)
             for path, leaf in env.observation.items()
             if leaf.stack > 1
         }
-        self._decided: list[_Decided] = []
         self.version = -1
         self.restarts = 0
 
@@ -122,7 +115,6 @@ class ActingPolicy:
 
     def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
         self.restarts += int((self._run_id[ids] >= 0).sum())
-        self._store.discard(ids, run_ids)
         self._run_id[ids] = run_ids
         self._core_state[torch.from_numpy(ids)] = 0
         self._previous_action[ids] = 0
@@ -152,7 +144,7 @@ class ActingPolicy:
             self._tensor(start),
         )
         with autocast(self._precision, self._device):
-            out = self._brain.act(self._network, inputs, before, self._generator)
+            out = self._brain.act(self._network, inputs, before, self._generator, self._greedy)
         action: npt.NDArray[np.generic] = out.action.cpu().numpy()
         if not final.any():
             self._core_state[index] = out.core_state
@@ -166,20 +158,63 @@ class ActingPolicy:
             "action": action,
             "policy_version": np.full(len(ids), self.version, np.int64),
         }
-        fields |= {f"behaviour:{k}": v.cpu().numpy() for k, v in out.behaviour.items()}
         fields |= {f"obs:{path}": leaf for path, leaf in observation.items()}
-        self._decided.append(_Decided(ids, fields, before.cpu().numpy(), prefix))
+        self._keep(_Decided(ids, fields, before, prefix), out.behaviour)
         return action
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         """One-step time axis in front: `[1, n, ...]`."""
         return torch.from_numpy(np.ascontiguousarray(array)[None]).to(self._device)
 
+    def _keep(self, decided: _Decided, behaviour: dict[str, torch.Tensor]) -> None:
+        """Called with all rows that were evaluated; here nothing is kept of them."""
+
+
+class ActingPolicy(Policy):
+    """A policy that also assembles unrolls of what it did.
+
+    `act` gives the actions; `record`, called after they were sent, does the bookkeeping.
+
+    Args:
+      brain: network and acting rule.
+      env: the environment's spec.
+      layout: the unroll message.
+      unroll_steps: T.
+      env_ids: `<int64>[N]` global environment ids.
+      device: where the network lives.
+      precision: autocast of the forward pass.
+      seed: of the action sampling.
+    """
+
+    def __init__(
+        self,
+        brain: Brain,
+        env: EnvSpec,
+        layout: Layout,
+        unroll_steps: int,
+        env_ids: npt.NDArray[np.int64],
+        device: torch.device,
+        precision: str,
+        seed: int,
+    ):
+        super().__init__(brain, env, len(env_ids), device, precision, seed)
+        self._store = UnrollStore(layout, unroll_steps, env_ids)
+        self._decided: list[_Decided] = []
+
+    def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
+        super()._restart(ids, run_ids)
+        self._store.discard(ids, run_ids)
+
+    def _keep(self, decided: _Decided, behaviour: dict[str, torch.Tensor]) -> None:
+        for name, value in behaviour.items():
+            decided.fields[f"behaviour:{name}"] = value.cpu().numpy()
+        self._decided.append(decided)
+
     def record(self) -> list[npt.NDArray[np.uint8]]:
         """Append the decided rows; return the unrolls that are complete, `<uint8>[n, nbytes]`."""
         complete = []
-        for decided in self._decided:
-            ids = self._store.append(*decided)
+        for ids, fields, core_state, prefix in self._decided:
+            ids = self._store.append(ids, fields, core_state.cpu().numpy(), prefix)
             if len(ids):
                 complete.append(self._store.take(ids))
         self._decided.clear()

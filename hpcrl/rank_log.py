@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 log = logging.getLogger("hpcrl")
+log.addHandler(logging.NullHandler())  # else what is logged before `log_to` goes to stderr
 
 
 def log_to(run_dir: Path, rank: int, restart: int) -> None:

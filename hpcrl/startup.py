@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcrl.link import Group, Incoming, Link
+from hpcrl.timing import DeadlineError
 from hpcrl.topology import Topology
 from hpcrl.wire import Tag
 
@@ -24,6 +25,10 @@ class StartError(RuntimeError):
     def __init__(self, message: str, code: int):
         super().__init__(message)
         self.code = code
+
+
+class FabricError(RuntimeError):
+    """Ranks that must talk to each other can't; only the rank that noticed raises it."""
 
 
 def gather_json(group: Group, value: Any) -> list[Any]:
@@ -92,7 +97,7 @@ def check_fabric(link: Link, topology: Topology, deadline_s: float) -> None:
     """Ping every pair of ranks that must talk; a launch can give ranks that can't.
 
     Raises:
-      DeadlineError: a peer did not answer; names it.
+      FabricError: a peer did not answer; names it.
     """
     parent = topology.parent_of[link.rank]
     children = [r for r in range(topology.world_size) if topology.parent_of[r] == link.rank]
@@ -114,9 +119,12 @@ def check_fabric(link: Link, topology: Topology, deadline_s: float) -> None:
         ),
         deadline_s,
     )
-    while missing or not all(sender.done() for sender in senders):
-        arrived = receivers.poll()
-        missing.difference_update(arrived)
-        if not arrived:
-            waiter.idle()
+    try:
+        while missing or not all(sender.done() for sender in senders):
+            arrived = receivers.poll()
+            missing.difference_update(arrived)
+            if not arrived:
+                waiter.idle()
+    except DeadlineError as error:
+        raise FabricError(str(error)) from None
     receivers.cancel()

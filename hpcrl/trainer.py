@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -132,7 +133,7 @@ class Trainer:
         unrolls = batch.reward.shape[1]
         sums: dict[str, torch.Tensor] = {}
         edges = np.linspace(0, unrolls, self._config.micro_batches + 1).astype(int)
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for first, last in pairwise(edges):
             piece = part(batch, int(first), int(last), self._device)
             timer.mark("copy")
             with autocast(self._config.precision, self._device):

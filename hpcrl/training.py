@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcrl import exit_codes
 from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
-from hpcrl.slurm_env import LaunchError, is_launched
+from hpcrl.slurm_env import LaunchError, is_launched, parse_time_unix_s
 from hpcrl.topology import TopologyError, local_world_size
 
 
@@ -24,6 +24,15 @@ def read_training_config(path: str, overrides: Sequence[str]) -> Config:
       ConfigError: it can't be used.
     """
     config = load_config(path, overrides)
+    _check_together(config)
+    if config.run.dir:
+        return config
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return replace(config, run=replace(config.run, dir=f"runs/{Path(path).stem}-{stamp}"))
+
+
+def _check_together(config: Config) -> None:
+    """Raise ConfigError for settings that are fine one by one but not together."""
     if config.env.envs_per_actor % config.env.groups:
         raise ConfigError(
             f"env.envs_per_actor {config.env.envs_per_actor} is not a multiple of env.groups "
@@ -35,10 +44,16 @@ def read_training_config(path: str, overrides: Sequence[str]) -> Config:
             "no stop condition is set (stop.frames, stop.agent_steps, stop.wall_time_s or "
             "stop.mean_return): the run would never end"
         )
-    if config.run.dir:
-        return config
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return replace(config, run=replace(config.run, dir=f"runs/{Path(path).stem}-{stamp}"))
+    if config.learner.optimizer.schedule == "linear" and not (stop.frames or stop.agent_steps):
+        raise ConfigError(
+            "learner.optimizer.schedule is linear, and neither stop.frames nor stop.agent_steps "
+            "says where the learning rate reaches 0"
+        )
+    if config.run.deadline:
+        try:
+            parse_time_unix_s(config.run.deadline)
+        except ValueError as error:
+            raise ConfigError(f"run.deadline: {error}") from None
 
 
 def train_command(path: str, overrides: Sequence[str]) -> int:
@@ -73,11 +88,22 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
 
         code = run_rank(link, lambda: read_training_config(path, overrides))
         finalize()
-    except BaseException:
-        import logging
+    except BaseException as error:
+        abort(_report(f"{link.label} (rank {link.rank})", error))
+    return code
 
-        text = f"{link.label} (rank {link.rank}) failed\n{traceback.format_exc()}"
-        logging.getLogger("hpcrl").error(text)
-        print(f"hpcrl: {text}", file=sys.stderr, flush=True)
-        abort(exit_codes.INTERNAL)
+
+def _report(who: str, error: BaseException) -> int:
+    """Write why this rank ends the job to its log and to stderr; return the job's exit code."""
+    from env_wrappers import EnvError
+    from hpcrl.rank_log import log
+    from hpcrl.startup import FabricError
+
+    codes = {EnvError: exit_codes.USAGE, FabricError: exit_codes.LAUNCH}
+    code = next((c for kind, c in codes.items() if isinstance(error, kind)), exit_codes.INTERNAL)
+    details = f"{who} failed\n{traceback.format_exc()}"
+    log.error(details)
+    # Where it isn't an error of hpcrl the message says it all.
+    text = details if code == exit_codes.INTERNAL else f"{who}: {error}"
+    print(f"hpcrl: {text}", file=sys.stderr, flush=True)
     return code

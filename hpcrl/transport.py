@@ -180,9 +180,9 @@ class MpiLink:
         self.label = f"rank {self.rank}"
         self.wait_policy: WaitPolicy = "backoff"
         self.deadline_s = deadline_s
-        self._part_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes
         # The order of Dup calls is the same on all ranks: it is collective.
-        self._planes = {name: MpiPlane(world.Dup(), max_message_bytes) for name in PLANES}
+        self._planes = {name: world.Dup() for name in PLANES}
         self._collectives = world.Dup()
         node = world.Split_type(MPI.COMM_TYPE_SHARED)
         self.node_size = node.Get_size()
@@ -191,18 +191,18 @@ class MpiLink:
 
     def plane(self, name: str) -> MpiPlane:
         """Return one of the planes."""
-        return self._planes[name]
+        return MpiPlane(self._planes[name], self.max_message_bytes)
 
     def group(self, ranks: Sequence[int]) -> MpiGroup | None:
         """Collective: the group of `ranks`, None on a rank that isn't in it."""
         if list(ranks) == list(range(self.size)):
-            return MpiGroup(self._collectives.Dup(), self._named_waiter, self._part_bytes)
+            return MpiGroup(self._collectives.Dup(), self._named_waiter, self.max_message_bytes)
         color = 0 if self.rank in ranks else MPI.UNDEFINED
         order = list(ranks).index(self.rank) if self.rank in ranks else 0
         comm = cast(MPI.Intracomm, self._collectives.Split(color, order))
         if comm == MPI.COMM_NULL:
             return None
-        return MpiGroup(comm, self._named_waiter, self._part_bytes)
+        return MpiGroup(comm, self._named_waiter, self.max_message_bytes)
 
     def _named_waiter(self, what: str) -> Waiter:
         return self.waiter(lambda: f"{self.label} (rank {self.rank}) waited in {what}")

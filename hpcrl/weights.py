@@ -7,7 +7,7 @@ a slow receiver never holds the learner up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +49,12 @@ class WeightsPublisher:
         for index in range(len(clients)):
             self._requests.start(index)
 
-    def serve(self, parameters: npt.NDArray[np.float32], version: int) -> None:
+    def serve(self, parameters: Callable[[], npt.NDArray[np.float32]], version: int) -> None:
         """Answer clients that have an older version; returns at once.
 
         Args:
-          parameters: `<float32>[P]`, the current weights; copied before this returns.
+          parameters: gives the current weights `<float32>[P]`; called, and its result copied,
+            only when a client needs them.
           version: their version, never decreasing.
         """
         self._asking.update(self._requests.poll())
@@ -68,14 +69,16 @@ class WeightsPublisher:
             self._asking.discard(client)
             self._requests.start(client)
 
-    def _snapshot_of(self, parameters: npt.NDArray[np.float32], version: int) -> int | None:
+    def _snapshot_of(
+        self, parameters: Callable[[], npt.NDArray[np.float32]], version: int
+    ) -> int | None:
         versions = self._views["version"]
         for snapshot in range(_SNAPSHOTS):
             if versions[snapshot] == version:
                 return snapshot
         for snapshot, senders in enumerate(self._senders):
             if all(sender.done() for sender in senders):
-                self._views["parameters"][snapshot] = parameters
+                self._views["parameters"][snapshot] = parameters()
                 versions[snapshot] = version
                 return snapshot
         return None

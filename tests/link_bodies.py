@@ -199,12 +199,15 @@ def a_cancelled_receive_takes_no_message(link: Link) -> None:
     if link.rank == 0:
         await_go(link, 1)
         send(link, "weights", 1, 4, payload(2 * PART_BYTES, 1))
+        say_go(link, 1)
     elif link.rank == 1:
         slots = [Guarded(2 * PART_BYTES), Guarded(2 * PART_BYTES)]
         withdrawn = link.plane("weights").receivers([Incoming(0, 4, s.buffer) for s in slots])
         withdrawn.start(0)
         withdrawn.cancel()
         say_go(link, 0)
+        await_go(link, 0)
+        assert stays_false(withdrawn.poll)
         data = receive(link, "weights", 0, 4, 2 * PART_BYTES)
         assert (data == payload(2 * PART_BYTES, 1)).all()
         for slot in slots:
@@ -321,14 +324,19 @@ def an_all_gather_is_done_once_everyone_has_called(link: Link) -> None:
     last = link.size - 1
     if link.rank == last:
         await_go(link, 0)
-    array = np.array([link.rank + 0.5])
+    # Long enough that MPI does not copy it at the start of the call.
+    array = np.full(50_000, link.rank + 0.5)
     gathering = group.start_allgather(array)
-    array[:] = -1
+    array[:] = -link.rank
+    second = group.start_allgather(array)
     if link.rank == 0:
         assert stays_false(gathering.done)
         say_go(link, last)
-    wait(link, gathering.done, "the all-gather")
-    assert gathering.result.tolist() == [[rank + 0.5] for rank in range(link.size)]
+    wait(link, second.done, "the second all-gather")
+    wait(link, gathering.done, "the first all-gather")
+    for rank in range(link.size):
+        assert (gathering.result[rank] == rank + 0.5).all()
+        assert (second.result[rank] == -rank).all()
 
 
 def votes_end_alike_for_all(link: Link) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import os
 import sys
 from functools import cache
 from types import SimpleNamespace
@@ -166,6 +167,7 @@ def test_torch_meets_in_a_private_file_and_removes_it(torch_learner, tmp_path):
 
 
 def test_torch_on_one_host_listens_on_the_loopback_interface_only(torch_learner):
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     connections = psutil.Process().net_connections("inet")
     listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     assert listening <= {"127.0.0.1", "::1"}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import ValidationError
 
+from hpcrl.config.explain import explain
 from hpcrl.config.root import CONFIG_ADAPTER, Config
 
 
@@ -21,37 +22,60 @@ class ConfigError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-4 as a number (YAML 1.1 wants 1.0e-4) and refuses a key twice."""
+    """SafeLoader that takes 1e-4 for a number, a date for text, and refuses a key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = {key for key in keys if keys.count(key) > 1}
+        twice = {str(key) for key in keys if keys.count(key) > 1}
         if twice:
-            line = node.start_mark.line + 1
-            raise ConfigError(f"line {line}: key given twice: {', '.join(map(str, twice))}")
-        return super().construct_mapping(node, deep)
+            problem = f"key given twice: {', '.join(sorted(twice))}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return mapping
 
 
-def _scalar(text: Any) -> Any:
-    """Read numbers such as 1e-4 and 1e6 that YAML 1.1 takes for strings."""
-    if isinstance(text, str):
-        try:
-            return float(text) if any(c in text for c in "eE.") else int(text)
-        except ValueError:
-            return text
-    return text
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper whose plain words `_Loader` reads back as what they were."""
 
 
-def _numbers(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _numbers(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_numbers(value) for value in tree]
-    return _scalar(tree)
+def _resolve_as_in_yaml_1_2(cls: Any) -> None:
+    """Numbers need no decimal point or sign before an exponent; no times, no base 60."""
+    plain = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+    cls.yaml_implicit_resolvers = {
+        first: [(tag, regex) for tag, regex in resolvers if tag not in plain]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    number = r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\.inf|\.nan"
+    integer = r"[-+]?(0|[1-9][\d_]*|0x[0-9a-fA-F_]+)"
+    first = list("-+.0123456789")
+    cls.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"^({integer})$"), first)
+    cls.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"^({number})$"), first)
+
+
+_resolve_as_in_yaml_1_2(_Loader)
+_resolve_as_in_yaml_1_2(_Dumper)
+
+
+def _parse_yaml(text: str) -> Any:
+    """Parse one document.
+
+    Raises:
+      ValueError: it isn't YAML; in one line.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{where}{error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Turn `--a.b value` and `--a.b=value` into a nested dict.
+    """Turn `--a.b value` and `--a.b=value` into a nested dict; later ones win.
+
+    A value is YAML, but for keys that hold text, whose value is taken as it stands.
 
     Raises:
       ConfigError: an argument is not an override, or lacks its value.
@@ -62,21 +86,19 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
             raise ConfigError(f"unexpected argument {word!r}; overrides look like --env.name VALUE")
-        path, equals, value = word[2:].partition("=")
+        path, equals, text = word[2:].partition("=")
         if not equals:
-            if not rest:
+            if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"--{path} lacks a value")
-            value = rest.pop(0)
-        node = tree
-        *parents, leaf = path.replace("-", "_").split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"--{path}: {parent} was already given a value")
+            text = rest.pop(0)
+        path = path.replace("-", "_")
         try:
-            node[leaf] = _numbers(yaml.load(value, _Loader)) if value else ""
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--{path}: value {value!r} is not valid YAML: {error}") from error
+            value = text if path in _TEXT_KEYS or not text else _parse_yaml(text)
+        except ValueError as error:
+            raise ConfigError(f"--{path}: value {text!r} is not valid YAML: {error}") from None
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        tree = _merge(tree, value)
     return tree
 
 
@@ -89,36 +111,17 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def known_keys(cls: Any = Config, prefix: str = "") -> list[str]:
-    """Dotted names of all keys of `cls`, sections included."""
-    keys = []
-    for entry in dataclasses.fields(cls):
-        keys.append(prefix + entry.name)
-        nested = entry.default_factory
-        if dataclasses.is_dataclass(nested):
-            keys += known_keys(nested, prefix + entry.name + ".")
-    return keys
+def key_types(cls: Any = Config, prefix: str = "") -> dict[str, Any]:
+    """Return the type of every key of `cls` by dotted name; a section's is its dataclass."""
+    types: dict[str, Any] = {}
+    for name, annotation in get_type_hints(cls, include_extras=True).items():
+        types[prefix + name] = annotation
+        if dataclasses.is_dataclass(annotation):
+            types |= key_types(annotation, f"{prefix}{name}.")
+    return types
 
 
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for item in error.errors():
-        # A union reports one error per member; its member names aren't part of the path.
-        path = ".".join(str(part) for part in item["loc"] if not _is_union_member(part))
-        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            near = difflib.get_close_matches(path, known_keys(), 1, 0.5)
-            leaf = path.rpartition(".")[2]
-            near = near or [k for k in known_keys() if k.rpartition(".")[2] == leaf][:1]
-            hint = f"; did you mean {near[0]}?" if near else ""
-            lines.append(f"unknown key {path}{hint}")
-        else:
-            lines.append(f"{path}: {item['msg']}, got {item['input']!r}")
-    return "; ".join(dict.fromkeys(lines))
-
-
-def _is_union_member(part: int | str) -> bool:
-    text = str(part)
-    return text in ("int", "float", "str", "bool", "none") or "[" in text
+_TEXT_KEYS = frozenset(key for key, annotation in key_types().items() if annotation is str)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
@@ -130,7 +133,7 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     try:
         return CONFIG_ADAPTER.validate_python(dict(data))
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain(error, list(key_types()))) from None
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -143,10 +146,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"can't read configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"can't read configuration {path}: it is not a text file") from None
     try:
-        data = _numbers(yaml.load(text, _Loader)) or {}
-    except yaml.YAMLError as error:
+        data = _parse_yaml(text)
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if data is None:
+        data = {}
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} must hold sections such as env:, found {type(data).__name__}")
     return parse_config(_merge(data, parse_overrides(overrides)))
@@ -159,8 +166,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the resolved configuration as a YAML file's text."""
-    return str(yaml.safe_dump(to_dict(config), sort_keys=False))
+    """Return the resolved configuration as a YAML file's text, which `load_config` reads back."""
+    return str(yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False))
 
 
 def config_hash(config: Config, without: Iterable[str] = ()) -> str:

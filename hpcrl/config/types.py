@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+STRICT = ConfigDict(
+    extra="forbid",
+    use_attribute_docstrings=True,
+    allow_inf_nan=False,
+    coerce_numbers_to_str=True,
+)
 """Unknown keys are refused; the string under a field is its documentation."""
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+
+def _reject_bool(value: Any) -> Any:
+    # YAML reads `yes` and `on` as true, which would silently become 1.
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is not a number")
+    return value
+
+
+Number = BeforeValidator(_reject_bool)
+"""Refuses true and false where a number is wanted."""
+
+Positive = Annotated[int, Number, Field(gt=0)]
+NonNegative = Annotated[int, Number, Field(ge=0)]
+PositiveFloat = Annotated[float, Number, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Number, Field(ge=0)]

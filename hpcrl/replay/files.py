@@ -62,14 +62,13 @@ def save_shard(shard: ReplayShard, path: Path) -> int:
     """Write a shard atomically (temporary file, fsync, rename); return the file's bytes."""
     partial = path.with_name(path.name + ".part")
     record = np.zeros((), _record_dtype(shard.layout))
+    packed = record.reshape(1).view(np.uint8).data
     codec = make_codec(shard.compression)
     with open(partial, "wb") as file:
         _write_header(file, shard, record.dtype)
         for unroll in shard.unrolls():
             _fill_record(record, unroll)
-            payload = record.tobytes()
-            if codec is not None:
-                payload = codec.compress(memoryview(payload))
+            payload = packed if codec is None else codec.compress(packed)
             file.write(_FRAME.pack(len(payload), zlib.crc32(payload)))
             file.write(payload)
         file.write(END_MARK)

@@ -21,6 +21,8 @@ MAX_PRIORITY = 1e50
 """Priorities above this are taken for a diverged learner and refused."""
 
 
+_MAX_PRIORITY_BITS = np.float64(MAX_PRIORITY).view(np.uint64)
+
 NOT_LIVE = -(1 << 62)
 """Generation of a slot that holds no item that can be drawn; nothing a caller pads with."""
 
@@ -199,9 +201,10 @@ class PrioritizedSampler:
         Args:
           n: number of items.
           rng: source of randomness.
-          replacement: whether an item may come up more than once. Without replacement, items
-            are drawn one after the other from those not drawn yet; `probability` is then that
-            of the first draw, which is exact for n much smaller than the size only.
+          replacement: whether an item may come up more than once; the draw is then sorted by
+            slot. Without replacement, items are drawn one after the other from those not drawn
+            yet; `probability` is then that of the first draw, which is exact for n much
+            smaller than the size only.
           stratified: with replacement only: one draw from each of n equal parts of the mass;
             each item's expected number of draws stays n times its probability, with less
             variance (arXiv:1511.05952, appendix B.2.1).
@@ -222,7 +225,10 @@ class PrioritizedSampler:
         else:
             targets = rng.random(n)
             if stratified:
-                targets = (targets + np.arange(n)) / n
+                targets += np.arange(n)
+                targets /= n
+            else:
+                targets.sort()  # neighbours in memory are visited one after the other
             targets *= mass
             slots = self._tree.query(targets)
         age = self.num_draws - self._written_at.take(slots)
@@ -247,15 +253,16 @@ class PrioritizedSampler:
 
     def check_priorities(self, priorities: ArrayLike) -> Float64:
         """Return `priorities` as float64; ValueError outside [0, `MAX_PRIORITY`] or for NaN."""
-        values = np.asarray(priorities, dtype=np.float64)
-        # Written so that a NaN fails it.
-        if values.size and not (
-            np.minimum.reduce(values) >= 0.0 and np.maximum.reduce(values) <= MAX_PRIORITY
-        ):
-            bad = values[~((values >= 0.0) & (values <= MAX_PRIORITY))][0]
-            raise ValueError(
-                f"priority {bad} is outside [0, {MAX_PRIORITY}]: every later draw would be wrong"
-            )
+        values = np.ascontiguousarray(priorities, dtype=np.float64)
+        # Read as unsigned numbers, doubles of at least +0 keep their order, and negative ones,
+        # infinity and NaN are larger than all of them: one comparison finds every bad value.
+        if values.size and np.maximum.reduce(values.view(np.uint64)) > _MAX_PRIORITY_BITS:
+            bad = values[~((values >= 0.0) & (values <= MAX_PRIORITY))]
+            if bad.size:  # not so for -0.0
+                raise ValueError(
+                    f"priority {bad[0]} is outside [0, {MAX_PRIORITY}]: "
+                    "every later draw would be wrong"
+                )
         return values
 
     def get_state(self) -> dict[str, np.ndarray]:

@@ -117,7 +117,8 @@ class SumTree:
         targets are clamped into the node they were sent to at every level.
 
         Args:
-          targets: `<float64>[n]`; clamped into [0, total).
+          targets: `<float64>[n]`, at least 0; clamped to below the total, because a random
+            number below 1 times the total may round up to it.
 
         Returns:
           `<int64>[n]`.
@@ -128,11 +129,10 @@ class SumTree:
         sums = self._top_sums()
         if not self._total > 0.0:
             raise ValueError("sum tree: nothing to draw, every value is zero")
-        # Strictly below the sum and not negative: then the first running sum above the
-        # target belongs to a positive value. Subtracting a running sum that is not above the
-        # target keeps it from becoming negative.
+        # Strictly below the sum: then the first running sum above the target belongs to a
+        # positive value. Subtracting a running sum that is not above the target keeps it from
+        # becoming negative.
         rest = np.minimum(targets, math.nextafter(self._total, 0.0))
-        np.maximum(rest, 0.0, out=rest)
         nodes = sums[1:].searchsorted(rest, side="right")
         rest -= sums.take(nodes)
         for level, children in enumerate(self._children, start=1):

@@ -124,7 +124,7 @@ class Learner:
     def serve(self) -> None:
         """Everything that must go on while this rank waits."""
         self.inbox.poll()
-        self.publisher.serve(self.trainer.parameters(), self.counters.learner_steps)
+        self.publisher.serve(self.trainer.parameters, self.counters.learner_steps)
         if self.book:
             self.book.poll()
 
@@ -203,6 +203,8 @@ def _step(learner: Learner, batch: UnrollBatch) -> StepResult:
         rest = batch._asdict()
         del rest["observation"], rest["behaviour"]
         np.savez_compressed(path, **arrays, **{k: v.numpy() for k, v in rest.items()})
+        # All learners are here; the first to leave ends the job.
+        learner.group.barrier()
         raise
 
 
@@ -212,6 +214,7 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
     if book:
         book.write_status("stopping")
         book.checkpoint(learner.state, {"restart": learner.job.restart})
+        book.freeze()
         book.wait_for_checkpoint()
     learner.commands.send(Command.STOP)
 

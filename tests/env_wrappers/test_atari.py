@@ -120,16 +120,32 @@ def test_frame_cap_truncates_with_the_final_frame():
     assert last.ended.all()
     assert not last.terminated.any()
     assert last.episode_steps.tolist() == [200 // 4] * 2
-    # Another episode of the same length follows.
-    capped = atari("Seaquest", max_frames=200)
-    ends = [step.ended[0] for step in play(capped, 100)]
-    assert np.flatnonzero(ends).tolist() == [50, 100]
     # The final frame is what the uncapped game shows then.
     assert last.final_observation is not None
     final = last.final_observation["obs"]
     np.testing.assert_array_equal(final, free[-1].observation["obs"])
     assert not np.array_equal(final, last.observation["obs"])
     assert all(step.final_observation is None for step in capped[:-1])
+
+
+def test_every_episode_has_the_cap_for_itself():
+    ends = [step.ended[0] for step in play(atari(max_frames=38), 25)]
+    assert np.flatnonzero(ends).tolist() == [10, 20]  # ten steps of four frames each
+
+
+def test_life_lost_at_the_cap_terminates():
+    batch = atari(life_loss=True)
+    batch.reset()
+    steps = 1
+    while not fire(batch).terminated[0]:
+        steps += 1
+    batch = atari(life_loss=True, max_frames=4 * steps)
+    batch.reset()
+    for _ in range(steps):
+        step = fire(batch)
+    assert step.terminated[0]
+    assert step.ended.all()
+    assert step.truncated.tolist() == [False, True]
 
 
 def test_same_seeds_repeat_and_different_seeds_differ():

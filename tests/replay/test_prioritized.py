@@ -162,6 +162,12 @@ def test_priorities_of_a_diverged_learner_are_refused(priority):
     assert sampler.size == 1
 
 
+def test_a_negative_zero_is_a_zero():
+    sampler = PrioritizedSampler(4, 0.9, min_priority=0.25)
+    slots, _ = sampler.add([-0.0, MAX_PRIORITY])
+    assert sampler.priority(slots).tolist() == [0.25, MAX_PRIORITY]
+
+
 def test_impossible_requests_are_refused():
     sampler = PrioritizedSampler(4, 0.9)
     rng = np.random.default_rng(0)

@@ -238,17 +238,18 @@ def test_trap09_final_rows_leave_no_trace():
     index = index[index[:, 0] < len(batch.final) - 1]
     assert len(index)
     t, b = index.T
-    want = loss(net, DISTRIBUTION, batch, CONFIG)
+    config = VTraceConfig(discount=0.9, kl_cost=0.1)
+    want = loss(net, DISTRIBUTION, batch, config)
     changed = batch._replace(
         action=replace(batch.action, (t, b), 1),
         behaviour={"log_prob": replace(batch.behaviour["log_prob"], (t, b), -50.0)},
         reward=replace(batch.reward, (t + 1, b), 1.3),
         terminated=replace(batch.terminated, (t + 1, b), True),
     )
-    got = loss(net, DISTRIBUTION, changed, CONFIG)
+    got = loss(net, DISTRIBUTION, changed, config)
     assert torch.equal(got.loss_sum, want.loss_sum)
     assert got.metrics == want.metrics
-    for a, b in zip(gradients(net, changed), gradients(net, batch), strict=True):
+    for a, b in zip(gradients(net, changed, config), gradients(net, batch, config), strict=True):
         assert torch.equal(a, b)
 
 
@@ -325,6 +326,15 @@ def test_kl_estimate_is_unbiased_and_so_is_its_gradient():
         got_grad += probability * torch.autograd.grad(term, net.policy)[0]
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(got_grad, want_grad, rtol=1e-4, atol=1e-6)
+
+
+def test_kl_has_no_gradient_where_the_policy_is_the_one_that_acted():
+    net, batch = LinearNet(), random_batch()
+    log_pi = (batch.observation[""] @ net.policy.T).log_softmax(-1)
+    on_policy = log_pi.gather(-1, batch.action.long())[..., 0].detach()
+    batch = batch._replace(behaviour={"log_prob": on_policy})
+    want = gradients(net, batch, VTraceConfig(kl_cost=0.0))[0]
+    torch.testing.assert_close(gradients(net, batch, VTraceConfig(kl_cost=10.0))[0], want)
 
 
 def test_summary_is_means_and_explained_variance():
