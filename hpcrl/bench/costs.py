@@ -18,6 +18,7 @@ from hpcrl.policy import ActingPolicy
 from hpcrl.slots import Rows
 from hpcrl.specs import EnvSpec
 from hpcrl.timing import StageTimer
+from hpcrl.torch_device import keep_freed_memory
 from hpcrl.trainer import Trainer
 from hpcrl.types import UnrollBatch
 from hpcrl.wire import row_fields, unroll_layout
@@ -75,7 +76,7 @@ def _random_actions(spec: EnvSpec, rows: int, rng: np.random.Generator) -> np.nd
     columns = []
     for part in spec.action.parts:
         if part.kind == "discrete":
-            columns += [rng.integers(0, n, rows) for n in part.nvec]
+            columns += [rng.integers(0, n, rows).astype(np.float64) for n in part.nvec]
         else:
             columns += [rng.uniform(-1, 1, rows) for _ in part.low]
     return np.stack(columns, 1).astype(spec.action.dtype)
@@ -173,7 +174,7 @@ def _milliseconds_per_call(call: Callable[[], object], seconds: float) -> float:
     call()
     once_s = max(time.perf_counter() - start_s, 1e-6)
     chunk = max(1, int(seconds / 10 / once_s))
-    times = []
+    times: list[float] = []
     end_s = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end_s:
         start_s = time.perf_counter()
@@ -185,6 +186,7 @@ def _milliseconds_per_call(call: Callable[[], object], seconds: float) -> float:
 
 def measure(config: Config, rows: int, learners: int, seconds: float) -> Costs:
     """Measure all three costs with one thread."""
+    keep_freed_memory()
     torch.set_num_threads(1)
     spec, environment = environment_ms(config, seconds)
     return Costs(

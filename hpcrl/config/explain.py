@@ -18,7 +18,7 @@ _WANTED = {
     "string_type": "text",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
-    "dict_type": "keys with values, such as {key: value}",
+    "dict_type": "keys with values, such as {{key: value}}",
     "tuple_type": "a list, such as [64, 64]",
     "literal_error": "{expected}",
     "greater_than": "greater than {gt}",
@@ -51,7 +51,9 @@ def explain(error: ValidationError, known: Sequence[str]) -> str:
         else:
             # A union reports one error per member, all for the same key and value.
             alternatives, _ = wanted.setdefault(path, ([], item["input"]))
-            phrase = _WANTED.get(item["type"], item["msg"]).format(**item.get("ctx", {}))
+            phrase = item["msg"]
+            if item["type"] in _WANTED:
+                phrase = _WANTED[item["type"]].format(**item.get("ctx", {}))
             if phrase not in alternatives:
                 alternatives.append(phrase)
     bounds = [f"{p} must be {' or '.join(w)}, got {v!r}" for p, (w, v) in wanted.items()]

@@ -35,25 +35,27 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper whose plain words `_Loader` reads back as what they were."""
+    """SafeDumper that quotes text which `_Loader` or any other loader takes for more than text."""
 
 
-def _resolve_as_in_yaml_1_2(cls: Any) -> None:
-    """Numbers need no decimal point or sign before an exponent; no times, no base 60."""
-    plain = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+def _resolve_numbers(cls: Any, *, only: bool) -> None:
+    """Numbers need no point or sign before an exponent; with `only` dates and 12:30 are text."""
+    old = ("timestamp", "int", "float") if only else ()
     cls.yaml_implicit_resolvers = {
-        first: [(tag, regex) for tag, regex in resolvers if tag not in plain]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        first: [(tag, regex) for tag, regex in resolvers if tag.rpartition(":")[2] not in old]
+        for first, resolvers in cls.yaml_implicit_resolvers.items()
     }
-    number = r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\.inf|\.nan"
-    integer = r"[-+]?(0|[1-9][\d_]*|0x[0-9a-fA-F_]+)"
-    first = list("-+.0123456789")
-    cls.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"^({integer})$"), first)
-    cls.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"^({number})$"), first)
+    patterns = {
+        "int": r"[-+]?(0|[1-9][\d_]*|0x[0-9a-fA-F_]+)",
+        "float": r"[-+]?((\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|\.inf)|\.nan",
+    }
+    for name, pattern in patterns.items():
+        regex = re.compile(f"^({pattern})$")
+        cls.add_implicit_resolver(f"tag:yaml.org,2002:{name}", regex, list("-+.0123456789"))
 
 
-_resolve_as_in_yaml_1_2(_Loader)
-_resolve_as_in_yaml_1_2(_Dumper)
+_resolve_numbers(_Loader, only=True)
+_resolve_numbers(_Dumper, only=False)
 
 
 def _parse_yaml(text: str) -> Any:
@@ -93,7 +95,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
             text = rest.pop(0)
         path = path.replace("-", "_")
         try:
-            value = text if path in _TEXT_KEYS or not text else _parse_yaml(text)
+            value: Any = text if path in _TEXT_KEYS or not text else _parse_yaml(text)
         except ValueError as error:
             raise ConfigError(f"--{path}: value {text!r} is not valid YAML: {error}") from None
         for key in reversed(path.split(".")):
@@ -121,6 +123,11 @@ def key_types(cls: Any = Config, prefix: str = "") -> dict[str, Any]:
     return types
 
 
+def known_keys() -> list[str]:
+    """Dotted names of all keys, sections included."""
+    return list(key_types())
+
+
 _TEXT_KEYS = frozenset(key for key, annotation in key_types().items() if annotation is str)
 
 
@@ -133,7 +140,7 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     try:
         return CONFIG_ADAPTER.validate_python(dict(data))
     except ValidationError as error:
-        raise ConfigError(explain(error, list(key_types()))) from None
+        raise ConfigError(explain(error, known_keys())) from None
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

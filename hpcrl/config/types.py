@@ -11,6 +11,7 @@ STRICT = ConfigDict(
     use_attribute_docstrings=True,
     allow_inf_nan=False,
     coerce_numbers_to_str=True,
+    ser_json_inf_nan="constants",
 )
 """Unknown keys are refused; the string under a field is its documentation."""
 
@@ -25,7 +26,7 @@ def _reject_bool(value: Any) -> Any:
 Number = BeforeValidator(_reject_bool)
 """Refuses true and false where a number is wanted."""
 
-Positive = Annotated[int, Number, Field(gt=0)]
-NonNegative = Annotated[int, Number, Field(ge=0)]
-PositiveFloat = Annotated[float, Number, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Number, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0), Number]
+NonNegative = Annotated[int, Field(ge=0), Number]
+PositiveFloat = Annotated[float, Field(gt=0), Number]
+NonNegativeFloat = Annotated[float, Field(ge=0), Number]

@@ -34,13 +34,11 @@ class Draw(NamedTuple):
       slots: `<int64>`, where the items are.
       generations: `<int64>`, which item of that slot; pass both back with the new priority.
       probability: `<float64>`, p**alpha / mass of this sampler at the time of the draw.
-      priority_age_draws: `<int64>`, calls of `sample` since the priority was last written.
     """
 
     slots: Int64
     generations: Int64
     probability: Float64
-    priority_age_draws: Int64
 
 
 class PrioritizedSampler:
@@ -222,18 +220,17 @@ class PrioritizedSampler:
         mass = self._tree.total()
         if not replacement:
             slots = self._draw_distinct(n, rng)
+            values = self._tree.take(slots)
         else:
-            targets = rng.random(n)
+            uniforms = rng.random(n)
             if stratified:
-                targets += np.arange(n)
-                targets /= n
+                uniforms += np.arange(n)
+                uniforms /= n
             else:
-                targets.sort()  # neighbours in memory are visited one after the other
-            targets *= mass
-            slots = self._tree.query(targets)
-        age = self.num_draws - self._written_at.take(slots)
+                uniforms.sort()  # neighbours in memory are visited one after the other
+            slots, values = self._tree.draw(uniforms)
         self.num_draws += 1
-        return Draw(slots, self._generation.take(slots), self._tree.take(slots) / mass, age)
+        return Draw(slots, self._generation.take(slots), values / mass)
 
     def probability(self, slots: ArrayLike) -> Float64:
         """Return the probability `<float64>[n]` of drawing each slot from this sampler."""
@@ -242,6 +239,10 @@ class PrioritizedSampler:
     def priority(self, slots: ArrayLike) -> Float64:
         """Return the priority `<float64>[n]` of each slot, 0 where no item is live."""
         return self._priority.take(np.asarray(slots, dtype=np.int64))
+
+    def priority_age_draws(self, slots: ArrayLike) -> Int64:
+        """Return how many calls of `sample` came since each priority was written, `<int64>[n]`."""
+        return self.num_draws - self._written_at.take(np.asarray(slots, dtype=np.int64))
 
     def generation(self, slots: ArrayLike) -> Int64:
         """Return the generation `<int64>[n]` of each slot, negative where no item is live."""
@@ -315,7 +316,7 @@ class PrioritizedSampler:
         masses: list[Float64] = []
         try:
             while n > 0:
-                slots = self._tree.query(rng.random(n) * self._tree.total())
+                slots = self._tree.draw(rng.random(n))[0]
                 first = np.unique(slots, return_index=True)[1]
                 slots = slots[np.sort(first)]
                 rounds.append(slots)

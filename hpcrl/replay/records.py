@@ -63,7 +63,8 @@ class ReplaySample(NamedTuple):
       slots, generations: `<int64>[B]`, to pass back to `update_priorities`.
       probability: `<float64>[B]`, within this shard.
       age_unrolls: `<int64>[B]`, unrolls that this shard received since.
-      priority_age_draws: `<int64>[B]`, calls of `sample` since the priority was written.
+      priority_age_draws: `<int64>[B]`, calls of `sample` since the priority was written, with
+        this one.
     """
 
     rows: dict[str, Array]

@@ -191,7 +191,7 @@ class ReplayShard:
             generations=draw.generations,
             probability=draw.probability,
             age_unrolls=self._ring.next_serial - 1 - draw.generations // per_item,
-            priority_age_draws=draw.priority_age_draws,
+            priority_age_draws=self._sampler.priority_age_draws(draw.slots),
         )
 
     def update_priorities(

@@ -145,9 +145,11 @@ def test_the_age_of_a_priority_counts_draws_since_it_was_written():
     sampler = PrioritizedSampler(1, 1.0)
     rng = np.random.default_rng(0)
     slots, generations = sampler.add([1.0])
-    assert [int(sampler.sample(1, rng).priority_age_draws[0]) for _ in range(3)] == [0, 1, 2]
+    for age in range(3):
+        assert sampler.priority_age_draws(slots) == age
+        sampler.sample(1, rng)
     sampler.update(slots, generations, [2.0])
-    assert sampler.sample(1, rng).priority_age_draws[0] == 0
+    assert sampler.priority_age_draws(slots) == 0
 
 
 @pytest.mark.parametrize("priority", [-1.0, np.nan, np.inf, 10 * MAX_PRIORITY])

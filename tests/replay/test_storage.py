@@ -231,6 +231,7 @@ def test_age_counts_the_unrolls_that_came_after():
         shard.add(counting_unroll(layout, env, 0, 0))
     sample = shard.sample(50, np.random.default_rng(0))
     np.testing.assert_array_equal(sample.age_unrolls, 3 - sample.items["identity"][:, 0])
+    np.testing.assert_array_equal(sample.priority_age_draws, np.ones(50))
 
 
 def test_buffers_are_reused():

@@ -43,6 +43,25 @@ def test_targets_from_the_total_up_are_clamped_to_the_last_positive_value():
     assert tree.query([6.0, 1e9]).tolist() == [4, 4]
 
 
+def test_uniform_numbers_next_to_one_draw_the_last_positive_value():
+    tree = SumTree(6, fan_out=2, top_size=1)
+    tree.set(range(6), [0.0, 2.0, 0.0, 3.0, 0.1, 0.0])
+    # Intervals end at 2 / 5.1, 5 / 5.1 and 1.
+    uniforms = np.array([0.0, 0.39, 0.4, 0.98, 0.981, np.nextafter(1.0, 0.0), 1.0])
+    indices, values = tree.draw(uniforms)
+    assert indices.tolist() == [1, 1, 3, 3, 4, 4, 4]
+    assert values.tolist() == [2.0, 2.0, 3.0, 3.0, 0.1, 0.1, 0.1]
+
+
+def test_a_quick_draw_that_hits_a_zero_is_repeated_exactly():
+    tree = SumTree(8, fan_out=4, top_size=2)
+    tree.set(range(8), [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+    tree._triangle[:] = 1.0  # running sums as wrong as they can be: the first child always wins
+    indices, values = tree.draw(np.array([0.1, 0.3, 0.6, 0.9]))
+    assert indices.tolist() == [1, 3, 5, 7]
+    assert values.tolist() == [1.0] * 4
+
+
 values_of_any_size = st.lists(
     st.one_of(st.just(0.0), st.floats(0.0, 1e30), st.floats(1e-300, 1e-10), st.just(5e-324)),
     min_size=1,
@@ -64,6 +83,9 @@ def test_an_index_with_value_zero_is_never_returned(values, shape, fraction):
     targets = np.concatenate([edges, np.nextafter(edges, 0.0), np.nextafter(edges, np.inf)])
     drawn = tree.query(np.append(targets, [total, np.nextafter(total, 0), fraction * total]))
     assert np.all(tree.get(drawn) > 0.0)
+    indices, values = tree.draw(np.append(np.minimum(targets / total, 1.0), fraction))
+    assert np.all(values > 0.0)
+    np.testing.assert_array_equal(tree.get(indices), values)
 
 
 def test_a_target_stays_in_its_node_when_the_nodes_values_add_up_to_less():

@@ -1,0 +1,267 @@
+"""`hpcrl eval`: plays whole episodes with a checkpoint of a run, without MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from env_wrappers import EnvBatch, EnvError, StepBatch, make
+from hpcrl.brain import Brain
+from hpcrl.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    list_checkpoints,
+    load_latest,
+    load_path,
+)
+from hpcrl.config.load import ConfigError, load_config
+from hpcrl.config.root import Config
+from hpcrl.config.sections import EnvConfig
+from hpcrl.human import format_count
+from hpcrl.optim import FlatParameters
+from hpcrl.policy import Policy
+from hpcrl.report import key_value_table
+from hpcrl.run_dir import CHECKPOINTS, RunDir
+from hpcrl.slots import Rows
+from hpcrl.specs import EnvSpec
+from hpcrl.trainer import load_model
+
+_WHOLE_EPISODES: Mapping[str, Mapping[str, Any]] = {"atari": {"life_loss": False}}
+"""By environment family, options that only serve training, with their value in evaluation."""
+
+_LISTED_EPISODES = 20
+"""Up to this many episodes are printed one by one."""
+
+
+class EvaluationError(ValueError):
+    """The run can't be evaluated as asked; the message says what is missing."""
+
+
+class Episode(NamedTuple):
+    """One whole episode: its undiscounted, unclipped return and its agent steps."""
+
+    episode_return: float
+    agent_steps: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What evaluation found.
+
+    Attributes:
+      env_name: full name of the environment.
+      checkpoint: its directory.
+      learner_steps: of the checkpoint.
+      frames: emulator frames that it was trained on.
+      greedy: whether actions were the likeliest ones.
+      episodes: by environment, in the order in which each played them.
+      messages: what the reader should know: files passed over, options changed.
+    """
+
+    env_name: str
+    checkpoint: Path
+    learner_steps: int
+    frames: int
+    greedy: bool
+    episodes: tuple[Episode, ...]
+    messages: tuple[str, ...]
+
+
+def evaluate_run(
+    run: Path, episodes: int, envs: int, greedy: bool, checkpoint: str | None, seed: int
+) -> Evaluation:
+    """Play `episodes` whole episodes with the configuration of a run.
+
+    Each environment plays a number of episodes that is fixed beforehand. Taking the first
+    ones that end would favour short episodes.
+
+    Args:
+      run: the run directory.
+      episodes: how many, at least 1.
+      envs: most environments to play them in.
+      greedy: take the likeliest action instead of a sample.
+      checkpoint: a directory, the name of one of the run's, or its learner step; None takes the
+        newest good one.
+      seed: of the environments and of sampling; training never uses the same streams.
+
+    Raises:
+      EvaluationError: no such run or checkpoint, a damaged one, one of another network, or an
+        environment that can't be made or misbehaves.
+    """
+    try:
+        config = load_config(RunDir(run).config)
+        saved = _find_checkpoint(run, checkpoint)
+        options, notes = evaluation_options(config.env)
+        quota = episode_quota(episodes, envs)
+        seeds = [env_seed(seed, index) for index in range(len(quota))]
+        batch = make(config.env.name, len(quota), seeds, options)
+        try:
+            policy = _load_policy(config, batch, saved, greedy, seed)
+            played = _play_showing_progress(batch, policy, quota)
+        finally:
+            batch.close()
+    except (ConfigError, CheckpointError, EnvError) as error:
+        raise EvaluationError(str(error)) from error
+    return Evaluation(
+        env_name=config.env.name,
+        checkpoint=saved.path,
+        learner_steps=saved.step,
+        frames=int(saved.state["counters"]["frames"]),
+        greedy=greedy,
+        episodes=tuple(episode for of_env in played for episode in of_env),
+        messages=(*saved.skipped, *notes),
+    )
+
+
+def evaluation_options(env: EnvConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return the environment's options for whole episodes, and what was changed for that."""
+    options = dict(env.options)
+    notes = []
+    for key, value in _WHOLE_EPISODES.get(env.name.partition(":")[0], {}).items():
+        if options.get(key, value) != value:
+            notes.append(
+                f"env.options.{key} {options[key]} only serves training: played with {value}"
+            )
+        options[key] = value
+    return options, notes
+
+
+def episode_quota(episodes: int, envs: int) -> list[int]:
+    """Return how many of `episodes` each of at most `envs` environments plays, at least 1."""
+    count = min(envs, episodes)
+    return [episodes // count + (index < episodes % count) for index in range(count)]
+
+
+def env_seed(seed: int, index: int) -> int:
+    """Return the 31-bit seed of environment `index`."""
+    state = np.random.SeedSequence([seed, *b"evaluation", index]).generate_state(1)
+    return int(state[0] >> 1)
+
+
+def play_episodes(
+    envs: EnvBatch, policy: Policy, quota: Sequence[int], on_episode: Callable[[], None]
+) -> list[list[Episode]]:
+    """Play until environment i has finished `quota[i]` episodes.
+
+    Args:
+      envs: one per entry of `quota`, fresh.
+      policy: with a row of state for each of them.
+      quota: episodes of each environment.
+      on_episode: called after each episode that counts.
+
+    Returns:
+      The episodes of each environment.
+    """
+    played: list[list[Episode]] = [[] for _ in quota]
+    left = np.array(quota)
+    run_id = np.zeros(len(quota), np.int64)
+    spec = EnvSpec.from_json(envs.spec).action
+    # Environments that are done repeat their last action, which is a possible one.
+    actions = np.zeros((len(quota), spec.size), spec.dtype)
+    step = envs.reset()
+    while left.any():
+        run_id += step.restarted
+        live = np.flatnonzero(step.valid & (left > 0))
+        actions[live] = policy.act(_rows(step, live, run_id))
+        step = envs.step(actions)
+        for row in np.flatnonzero(step.ended & step.valid & (left > 0)).tolist():
+            score, length = step.episode_return[row], step.episode_steps[row]
+            played[row].append(Episode(float(score), int(length)))
+            left[row] -= 1
+            on_episode()
+    return played
+
+
+def _rows(step: StepBatch, ids: npt.NDArray[np.intp], run_id: npt.NDArray[np.int64]) -> Rows:
+    """Return rows `ids` of what the environments gave, as they wait for actions."""
+    final = step.final_observation
+    return Rows(
+        ids=ids,
+        run_id=run_id[ids],
+        observation={path: leaf[ids] for path, leaf in step.observation.items()},
+        reward=step.reward[ids],
+        terminated=step.terminated[ids],
+        truncated=step.truncated[ids],
+        final_observation=None if final is None else {p: leaf[ids] for p, leaf in final.items()},
+    )
+
+
+def _find_checkpoint(run: Path, asked: str | None) -> Checkpoint:
+    if asked is None:
+        newest = load_latest(run)
+        if newest is None:
+            raise EvaluationError(f"{run} holds no checkpoint yet")
+        return newest
+    own = run / CHECKPOINTS
+    for path in (Path(asked), own / asked, own / f"step-{asked:0>12}"):
+        if path.is_dir():
+            return load_path(path)
+    known = ", ".join(str(step) for step, _ in list_checkpoints(run)) or "none"
+    raise EvaluationError(
+        f"there is no checkpoint {asked}, as a directory or in {own}; learner steps there: {known}"
+    )
+
+
+def _load_policy(
+    config: Config, envs: EnvBatch, saved: Checkpoint, greedy: bool, seed: int
+) -> Policy:
+    env = EnvSpec.from_json(envs.spec)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    prefix = "model."
+    tensors = {
+        name.removeprefix(prefix): torch.from_numpy(array)
+        for name, array in saved.tensors.items()
+        if name.startswith(prefix)
+    }
+    try:
+        brain = Brain(config, env)
+        flat = FlatParameters(brain.make_network(seed=0))
+        load_model(flat, tensors)
+    except ValueError as error:
+        raise EvaluationError(f"{saved.path}: {error}") from None
+    policy = Policy(
+        brain, env, envs.num_envs, device, config.inference.precision, seed, greedy=greedy
+    )
+    policy.load(flat.value.numpy(), saved.step)
+    return policy
+
+
+def _play_showing_progress(
+    envs: EnvBatch, policy: Policy, quota: Sequence[int]
+) -> list[list[Episode]]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("episodes", total=sum(quota))
+        return play_episodes(envs, policy, quota, lambda: progress.advance(task))
+
+
+def print_evaluation(result: Evaluation, console: Console | None = None) -> None:
+    """Print a table of the returns; few episodes are listed one by one."""
+    console = console or Console()
+    returns = np.array([episode.episode_return for episode in result.episodes])
+    steps = np.array([episode.agent_steps for episode in result.episodes])
+    low, middle, high = np.percentile(returns, [25, 50, 75])
+    rows = {
+        "environment": result.env_name,
+        "checkpoint": f"{result.checkpoint} ({format_count(result.frames)} frames)",
+        "actions": "greedy" if result.greedy else "sampled",
+        "episodes": str(len(returns)),
+        "mean return": f"{returns.mean():.4g}",
+        "median return": f"{middle:.4g}",
+        "middle half": f"{low:.4g} to {high:.4g}",
+        "lowest to highest": f"{returns.min():.4g} to {returns.max():.4g}",
+        "mean agent steps": f"{steps.mean():.4g}",
+    }
+    if len(returns) <= _LISTED_EPISODES:
+        rows["returns"] = ", ".join(f"{score:.4g}" for score in returns)
+    for message in result.messages:
+        console.print(f"note: {message}", markup=False, highlight=False)
+    console.print(key_value_table("evaluation", rows))
