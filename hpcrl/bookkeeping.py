@@ -58,6 +58,7 @@ class Bookkeeper:
         self.progress = Progress(str(run_dir), config.stop)
         self._facts = {"restart": restart, "backend": backend, "world_size": topology.world_size}
         self._sums: dict[str, float] = defaultdict(float)
+        self._latest: dict[str, float] = {}
         self._steps = 0
         self._last_s = time.monotonic()
         now_s = self._last_s
@@ -106,7 +107,8 @@ class Bookkeeper:
         self._frozen = True
 
     def note_step(self, values: Mapping[str, float], queue_fill: float) -> None:
-        """Note the figures of one learner step; a report shows their means."""
+        """Note the figures of one learner step; a report shows means, but of the learning rate."""
+        self._latest = {"learning_rate": values["learning_rate"]}
         for name, value in {**values, "queue_fill": queue_fill}.items():
             self._sums[name] += value
         self._steps += 1
@@ -128,6 +130,7 @@ class Bookkeeper:
         }
         self._sums.clear()
         self._steps = 0
+        values |= self._latest
         values |= self.returns.values()
         values |= self._rates(stages)
         values["checkpoint_copy_s"] = self.checkpoint_copy_s
@@ -197,7 +200,8 @@ class Bookkeeper:
     def close(self, state: str, verdict: str, stages: Mapping[str, float]) -> None:
         """Write the last record and the final STATUS.json."""
         self.poll()
-        self.report(stages)
+        if self._steps:
+            self.report(stages)
         self.progress.close()
         self._metrics.close()
         self._collector.close()

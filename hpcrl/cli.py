@@ -57,9 +57,10 @@ def plan(
 ) -> None:
     """Print which rank would take which role; needs no MPI."""
     from hpcrl.config.load import ConfigError, load_config
-    from hpcrl.launch import demand_of
-    from hpcrl.plan_numbers import derived_numbers
+    from hpcrl.launch import check_shares, demand_of
+    from hpcrl.plan_numbers import plan_lines
     from hpcrl.topology import TopologyError, local_world_size, plan_topology, uniform_node_map
+    from hpcrl.training import check_together
 
     try:
         loaded = load_config(config, overrides)
@@ -67,11 +68,13 @@ def plan(
         ranks = ranks_per_node or local_world_size(loaded.topology, demand, cores_per_node)
         node_map = uniform_node_map(nodes, ranks, gpus_per_node, cores_per_node)
         topology = plan_topology(loaded.topology, node_map, demand)
+        check_together(loaded)
+        check_shares(loaded, len(topology.learner_ranks))
     except (ConfigError, TopologyError) as error:
         _fail(error, exit_codes.USAGE)
         return
     print(topology.table())
-    for line in derived_numbers(loaded, topology):
+    for line in plan_lines(loaded, topology):
         print(line)
 
 

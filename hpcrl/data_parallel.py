@@ -95,7 +95,7 @@ def make_data_parallel(
         without = _learners_without_horovod(group)
         if without:
             raise DataParallelError(
-                f"learner.backend horovod: {_horovod_obstacle(group) or 'it does not work'} "
+                f"learner.backend horovod: {horovod_obstacle(group) or 'it does not work'} "
                 f"(learners {without}); use learner.backend auto, torch or mpi"
             )
         return HorovodDataParallel(group, device)
@@ -320,7 +320,7 @@ def _check_flat(flat: torch.Tensor) -> None:
         raise ValueError("flat: expected a contiguous tensor")
 
 
-def _horovod_obstacle(group: Group) -> str | None:
+def horovod_obstacle(group: Group) -> str | None:
     """Why this learner can't use Horovod, None if it can."""
     try:
         import horovod.torch as hvd
@@ -337,7 +337,7 @@ def _horovod_obstacle(group: Group) -> str | None:
 
 def _learners_without_horovod(group: Group) -> list[int]:
     """Collective: the learners that can't use Horovod, the same list on all."""
-    obstacle = np.array([_horovod_obstacle(group) is not None])
+    obstacle = np.array([horovod_obstacle(group) is not None])
     return np.flatnonzero(group.allgather(obstacle)[:, 0]).tolist()
 
 

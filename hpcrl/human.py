@@ -21,6 +21,12 @@ def format_count(value: float | None) -> str:
     return f"{value:.3g}{_SUFFIXES[-1]}"
 
 
+def format_bytes(value: float | None) -> str:
+    """Return bytes with a decimal prefix: `1.23 MB`."""
+    text = format_count(value)
+    return f"{text} B" if text[-1].isdigit() else text if text == NONE else f"{text}B"
+
+
 def format_share(value: float | None) -> str:
     """Return a share of 1 as whole per cent."""
     return NONE if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"

@@ -22,6 +22,28 @@ INFERENCE_STAGES = ("wait", "blocked", "batch", "forward", "scatter", "unroll", 
 LEARNER_STAGES = ("wait", "batch", "copy", "forward_backward", "all_reduce", "optimizer", "publish")
 
 
+def local_batch_unrolls(config: Config, topology: Topology) -> int:
+    """Return how many unrolls each learner takes per step."""
+    return config.learner.batch_unrolls // len(topology.learner_ranks)
+
+
+def queue_slots_per_source(config: Config, topology: Topology, sources: int) -> int:
+    """Return how many receive slots a learner posts for each of its `sources`."""
+    queue = config.learner.queue_unrolls or 2 * local_batch_unrolls(config, topology)
+    return max(1, -(-queue // sources))
+
+
+def credit_unrolls(config: Config, topology: Topology, sources: int) -> int:
+    """Return how many unrolls each of a learner's `sources` may have in flight."""
+    share = -(-local_batch_unrolls(config, topology) // sources)
+    return config.inference.credits_unrolls or max(1, share)
+
+
+def full_batch_rows(config: Config, rows: int) -> int:
+    """Return the rows that make a full batch on an inference rank that serves `rows`."""
+    return config.inference.max_batch_rows or max(1, rows // 2)
+
+
 @dataclass(frozen=True)
 class Seat:
     """One rank's place in the job, known before any environment is built.
@@ -65,7 +87,7 @@ class Seat:
     @property
     def local_batch_unrolls(self) -> int:
         """Unrolls that each learner takes per step."""
-        return self.config.learner.batch_unrolls // len(self.topology.learner_ranks)
+        return local_batch_unrolls(self.config, self.topology)
 
     def env_ids(self, actor_rank: int) -> npt.NDArray[np.int64]:
         """Global ids of an actor's environments, from its role index."""
@@ -110,10 +132,8 @@ class Job(Seat):
 
     def queue_slots_per_source(self, sources: int) -> int:
         """Receive slots that a learner posts for each of its sources."""
-        queue = self.config.learner.queue_unrolls or 2 * self.local_batch_unrolls
-        return max(1, -(-queue // sources))
+        return queue_slots_per_source(self.config, self.topology, sources)
 
     def credits(self, sources: int) -> int:
         """Synchronous sends that each of a learner's sources may have in flight."""
-        configured = self.config.inference.credits_unrolls
-        return configured or max(1, -(-self.local_batch_unrolls // sources))
+        return credit_unrolls(self.config, self.topology, sources)

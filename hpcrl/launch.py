@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpcrl.config.root import Config
 from hpcrl.job import Job, Seat
 from hpcrl.link import Group, Link
 from hpcrl.node_facts import choose_threads, node_facts
+from hpcrl.plan_numbers import derived_numbers
 from hpcrl.rank_log import log_to
 from hpcrl.resume import MAY_CHANGE, open_run
 from hpcrl.run_dir import RunDir, RunDirError
@@ -50,12 +52,13 @@ class Start(NamedTuple):
     labels: list[str]
 
 
-def run_rank(link: Link, read: Callable[[], Config]) -> int:
+def run_rank(link: Link, read: Callable[[], Config], stop_signal: StopSignal | None = None) -> int:
     """Start, train, and return the exit code that all ranks share.
 
     Args:
       link: this rank's connection.
       read: reads the configuration; called on rank 0 alone.
+      stop_signal: whose handlers are installed already, so that no signal is missed.
 
     Raises:
       Exception: a failure that the other ranks don't know of; the caller ends the job.
@@ -64,7 +67,7 @@ def run_rank(link: Link, read: Callable[[], Config]) -> int:
     if world is None:
         raise RuntimeError("every rank belongs to the world")
     try:
-        start = _take_seats(link, world, read)
+        start = _take_seats(link, world, read, stop_signal or StopSignal())
         run = _prepare(start)
     except StartError as error:
         if link.rank == 0:
@@ -87,7 +90,7 @@ def _attempt(
     return value
 
 
-def _take_seats(link: Link, world: Group, read: Callable[[], Config]) -> Start:
+def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: StopSignal) -> Start:
     """Agree on configuration, launch, topology and run directory."""
 
     def read_on_root() -> dict[str, Any] | None:
@@ -115,7 +118,7 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config]) -> Start:
     link.deadline_s = config.transport.start_deadline_s
     link.max_message_bytes = config.transport.max_message_bytes
     choose_threads(config, topology, link.rank)
-    signal = StopSignal(_stop_at(config, info.job_end_unix_s))
+    signal.stop_at_unix_s = _stop_at(config, info.job_end_unix_s)
     signal.install()
     opened = _attempt(
         world,
@@ -137,11 +140,11 @@ def _plan(config: Config, facts: list[dict[str, Any]]) -> Topology:
     )
     overrides = {rank: f["role"] for rank, f in enumerate(facts) if f["role"]}
     topology = plan_topology(config.topology, nodes, demand_of(config), overrides)
-    _check_shares(config, len(topology.learner_ranks))
+    check_shares(config, len(topology.learner_ranks))
     return topology
 
 
-def _check_shares(config: Config, learners: int) -> None:
+def check_shares(config: Config, learners: int) -> None:
     """Raise ConfigError unless each learner's share of the batch can be had."""
     unrolls, queue = config.learner.batch_unrolls, config.learner.queue_unrolls
     if unrolls % learners:
@@ -248,6 +251,8 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     brain, core_size = _attempt(seat.world, seat.link.label, exit_codes.USAGE, (ValueError,), build)
     job = Job(**vars(seat), env=env, behaviour=brain.behaviour, core_size=core_size)
     device = rank_device(seat.topology, seat.rank)
+    if seat.rank == seat.root:
+        print("\n".join(derived_numbers(config, seat.topology, env, job.unroll)), flush=True)
     _connect(start, job, True, None)
     group = seat.link.group(seat.topology.learner_ranks)
     if role == "inference":
@@ -298,10 +303,13 @@ def _leave(job: Job, serve: Callable[[], None], code: int) -> int:
 def _print_summary(run_dir: Path) -> None:
     from rich.console import Console
 
+    from hpcrl.progress import choose_mode
     from hpcrl.report import summarise, summary_table, write_learning_curve
 
     picture = write_learning_curve(run_dir)
-    console = Console()
+    # mpirun may give a rank a terminal of its own where the user has none.
+    colours = choose_mode("auto", sys.stdout.isatty(), os.environ) == "live"
+    console = Console(force_terminal=colours, no_color=not colours)
     console.print(summary_table(summarise(run_dir)))
     if picture:
         console.print(f"learning curve: {picture}")

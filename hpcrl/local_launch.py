@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from hpcrl import exit_codes
 from hpcrl.slurm_env import LaunchError
+
+_POLL_S = 0.5
 
 
 def find_mpirun() -> str:
@@ -58,22 +61,28 @@ def run_mpirun(command: Sequence[str], ranks: int) -> int:
     """Run mpirun to its end and return its exit code.
 
     SIGINT and SIGTERM become SIGUSR2, which mpirun hands to the ranks as the request to
-    checkpoint and stop; a second one ends the job at once.
+    checkpoint and stop; a second one ends the job at once. The request is repeated until
+    the job has ended, as mpirun and the ranks can't take it in their first moments; a job
+    that it kills there has lost nothing and can be started again like any stopped one.
     """
-    process: subprocess.Popen[bytes] | None = None
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     requests = 0
 
-    def forward(number: int, frame: FrameType | None) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         nonlocal requests
         requests += 1
-        first = requests == 1 or number == signal.SIGUSR2
-        if process is not None:
-            process.send_signal(signal.SIGUSR2 if first else signal.SIGTERM)
+        if requests > 1 and number != signal.SIGUSR2:
+            process.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, forward)
+    for number in handled:
+        signal.signal(number, note)
     process = subprocess.Popen(command, env=launch_environment(ranks), start_new_session=True)
-    if requests:  # one came before there was a process to hand it to
-        process.send_signal(signal.SIGTERM)
-    code = process.wait()
-    return 128 - code if code < 0 else code
+    while True:
+        try:
+            code = process.wait(timeout=_POLL_S)
+            break
+        except subprocess.TimeoutExpired:
+            if requests:
+                process.send_signal(signal.SIGUSR2)
+    code = 128 - code if code < 0 else code
+    return exit_codes.REQUEUE if requests and code == 128 + signal.SIGUSR2 else code

@@ -82,7 +82,9 @@ class Policy:
         self.version = version
 
     def act(self, rows: Rows) -> npt.NDArray[np.generic]:
-        """Return the actions `[N, A]` of `rows`."""
+        """Return the actions `[N, A]` of `rows`, of which there may be none."""
+        if len(rows.ids) == 0:
+            return self._previous_action[:0]  # only rows of environments that reset themselves
         restarted = rows.run_id != self._run_id[rows.ids]
         if restarted.any():
             self._restart(rows.ids[restarted], rows.run_id[restarted])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hpcrl.link import Incoming, Link
+from hpcrl.link import Incoming, Link, wait_until
 from hpcrl.specs import EnvSpec
 from hpcrl.wire import Command, Tag, reply_layout, step_layout
 
@@ -99,6 +99,7 @@ class StepSlots:
             plane.sender(client.rank, Tag.REPLY + client.group, self._reply_buffer[slot])
             for slot, client in enumerate(clients)
         ]
+        self._waiter = link.waiter(lambda: f"{link.label} waited for a reply to leave")
         self._waiting: list[int] = []
         self._first_arrival_s = 0.0
         self._sequence = np.zeros(len(clients), np.int64)
@@ -212,8 +213,7 @@ class StepSlots:
 
     def _send(self, slot: int, command: Command) -> None:
         # The client has sent its next step, so it has received the previous reply.
-        while not self._senders[slot].done():
-            pass
+        wait_until(self._senders[slot].done, self._waiter)
         self._reply["command"][slot] = command
         self._reply["sequence"][slot] = self._sequence[slot]
         self._senders[slot].start()

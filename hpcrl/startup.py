@@ -101,14 +101,22 @@ def check_fabric(link: Link, topology: Topology, deadline_s: float) -> None:
     """
     parent = topology.parent_of[link.rank]
     children = [r for r in range(topology.world_size) if topology.parent_of[r] == link.rank]
-    peers = children + ([] if parent is None else [parent])
+    ping(link, children + ([] if parent is None else [parent]), deadline_s)
+
+
+def ping(link: Link, peers: Sequence[int], deadline_s: float, num_bytes: int = 8) -> None:
+    """Exchange a message with each of `peers`, which must call with this rank among theirs.
+
+    Raises:
+      FabricError: a peer did not answer; names it.
+    """
     plane = link.plane("control")
-    buffers = np.zeros((len(peers), 8), np.uint8)
-    ping = np.full(8, link.rank % 251, np.uint8)
+    buffers = np.zeros((len(peers), num_bytes), np.uint8)
+    message = np.full(num_bytes, link.rank % 251, np.uint8)
     receivers = plane.receivers([Incoming(p, Tag.PING, buffers[i]) for i, p in enumerate(peers)])
     for index in range(len(peers)):
         receivers.start(index)
-    senders = [plane.sender(peer, Tag.PING, ping) for peer in peers]
+    senders = [plane.sender(peer, Tag.PING, message) for peer in peers]
     for sender in senders:
         sender.start()
     missing = set(range(len(peers)))

@@ -30,7 +30,7 @@ class StopSignal:
     """
 
     def __init__(self, stop_at_unix_s: float | None = None):
-        self._stop_at_unix_s = stop_at_unix_s
+        self.stop_at_unix_s = stop_at_unix_s
         self._signal: int | None = None
 
     def install(self) -> None:
@@ -46,7 +46,7 @@ class StopSignal:
         """Why the run should stop and be requeued; None to go on."""
         if self._signal is not None:
             return f"signal {signal.Signals(self._signal).name}"
-        if self._stop_at_unix_s is not None and time.time() >= self._stop_at_unix_s:
+        if self.stop_at_unix_s is not None and time.time() >= self.stop_at_unix_s:
             return "the deadline is near"
         return None
 

@@ -14,6 +14,7 @@ from hpcrl import exit_codes
 from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
 from hpcrl.slurm_env import LaunchError, is_launched, parse_time_unix_s
+from hpcrl.stopping import StopSignal
 from hpcrl.topology import TopologyError, local_world_size
 
 
@@ -24,14 +25,14 @@ def read_training_config(path: str, overrides: Sequence[str]) -> Config:
       ConfigError: it can't be used.
     """
     config = load_config(path, overrides)
-    _check_together(config)
+    check_together(config)
     if config.run.dir:
         return config
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return replace(config, run=replace(config.run, dir=f"runs/{Path(path).stem}-{stamp}"))
 
 
-def _check_together(config: Config) -> None:
+def check_together(config: Config) -> None:
     """Raise ConfigError for settings that are fine one by one but not together."""
     if config.env.envs_per_actor % config.env.groups:
         raise ConfigError(
@@ -79,6 +80,8 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
 
 def _rank(path: str, overrides: Sequence[str]) -> int:
     """This process is one rank: any failure that the others can't know of ends the job."""
+    stop_signal = StopSignal()
+    stop_signal.install()
     # Before any other import of mpi4py: nothing here may start MPI with other settings.
     from hpcrl.transport import MpiLink, abort, finalize
 
@@ -86,7 +89,7 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
     try:
         from hpcrl.launch import run_rank
 
-        code = run_rank(link, lambda: read_training_config(path, overrides))
+        code = run_rank(link, lambda: read_training_config(path, overrides), stop_signal)
         finalize()
     except BaseException as error:
         abort(_report(f"{link.label} (rank {link.rank})", error))

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from env_wrappers import EnvBatch, make
+from hpcrl.batches import assemble
 from hpcrl.launch import run_rank
-from hpcrl.roles import learner as learner_role
 from hpcrl.stopping import StopSignal
 from tests.acting import Expected, row_of
 from tests.loopback_runner import run_loopback
@@ -58,19 +58,28 @@ class JobRun:
         self.seeds: list[int] = []
         self.unrolls: dict[int, list[dict]] = {}
         self.ahead: list[int] = []
-        self.signals: list[StopSignal] = []
+        self.signals: dict[int, StopSignal] = {}
         self.world = None
         self.codes: list[int] = []
         self._lock = threading.Lock()
         self._before_step, self._after_batch = before_step, after_batch
-        self._assemble = learner_role.assemble
         monkeypatch.setattr("hpcrl.roles.actor.make", self._make)
         monkeypatch.setattr("hpcrl.roles.learner.assemble", self._record)
         # Python allows handlers in the main thread only; the flag is set by hand here.
-        monkeypatch.setattr(StopSignal, "install", self.signals.append)
+        monkeypatch.setattr(StopSignal, "install", self._install(self.signals))
+        # What a rank does to its process: here it is the process of all tests.
         monkeypatch.setattr("hpcrl.launch.log_to", lambda *arguments: None)
+        monkeypatch.setattr("hpcrl.torch_device.keep_freed_memory", lambda: None)
+        monkeypatch.setattr("os.nice", lambda increment: 0)
         for name in THREAD_VARIABLES:
             monkeypatch.setenv(name, "1")
+
+    @staticmethod
+    def _install(signals):
+        def install(self):
+            signals[threading.get_ident()] = self
+
+        return install
 
     def _make(self, name, num_envs, seeds, options):
         envs = make(name, num_envs, seeds, options)
@@ -89,7 +98,7 @@ class JobRun:
             taken = sum(len(u["reward"]) - 1 for part in self.unrolls.values() for u in part)
             self.ahead.append(given - taken)
         self._after_batch(self)
-        return self._assemble(views, slots, env, behaviour)
+        return assemble(views, slots, env, behaviour)
 
     @property
     def all_unrolls(self):
@@ -99,9 +108,10 @@ class JobRun:
         """Its unrolls in the order in which they were taken."""
         return [unroll for unroll in self.all_unrolls if unroll["env_id"] == env_id]
 
-    def signal(self, number):
-        """What a signal to all ranks does."""
-        for stop_signal in self.signals:
+    def signal(self, number, own=False):
+        """What a signal to all ranks does, or to the one that calls."""
+        mine = [self.signals[threading.get_ident()]]
+        for stop_signal in mine if own else self.signals.values():
             stop_signal._signal = number
 
     def start(self, config, size):

@@ -133,7 +133,7 @@ def test_every_section_takes_overrides(tmp_path):
     ("text", "expected"),
     [
         ("lerner: {threads: 1}", "unknown key lerner; did you mean learner?"),
-        ("learner: {tread: 1}", "unknown key learner.tread; did you mean learner.threads?"),
+        ("learner: {thread: 1}", "unknown key learner.thread; did you mean learner.threads?"),
         (
             "learner: {learning_rate: 1}",
             "unknown key learner.learning_rate; did you mean learner.optimizer.learning_rate?",
@@ -190,9 +190,9 @@ def test_a_wrong_value_is_named_with_its_key_and_bound(text, expected, tmp_path)
 
 
 def test_all_wrong_keys_are_named_at_once(tmp_path):
-    text = "learner: {batch_unrolls: 0, tread: 1}\nstop: {frames: x}\n"
+    text = "learner: {batch_unrolls: 0, thread: 1}\nstop: {frames: x}\n"
     said = message(text, tmp_path)
-    for part in ("learner.batch_unrolls must", "key learner.tread;", "stop.frames must"):
+    for part in ("learner.batch_unrolls must", "key learner.thread;", "stop.frames must"):
         assert part in said
 
 

@@ -124,7 +124,7 @@ def test_horovod_needs_ranks(monkeypatch):
 
 def test_one_learner_without_horovod_makes_all_take_mpi(monkeypatch):
     obstacles = [None, "it can't be imported here", None]
-    monkeypatch.setattr(data_parallel, "_horovod_obstacle", lambda group: obstacles[group.rank])
+    monkeypatch.setattr(data_parallel, "horovod_obstacle", lambda group: obstacles[group.rank])
 
     def body(link):
         group = link.group([0, 1, 2])

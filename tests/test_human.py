@@ -2,7 +2,13 @@ import math
 
 import pytest
 
-from hpcrl.human import format_count, format_duration, format_return, format_share
+from hpcrl.human import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_return,
+    format_share,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,13 @@ from hpcrl.human import format_count, format_duration, format_return, format_sha
 )
 def test_counts_have_three_digits_and_a_suffix(value, text):
     assert format_count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12, "12 B"), (999.6, "1 kB"), (9.5e6, "9.5 MB"), (None, "-")]
+)
+def test_bytes_have_a_unit(value, text):
+    assert format_bytes(value) == text
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hpcrl.policy import ActingPolicy
 from hpcrl.types import NetInputs
 from tests.acting import CPU, KINDS, RECURRENT, Stage, weights
 from tests.env_wrappers.scripted import reward_of
+from tests.small import rows_of
 
 STEPS = 60
 
@@ -366,3 +367,10 @@ def test_low_precision_acts_and_records_float32(precision):
     values = replayed(stage, batch).value
     torch.testing.assert_close(batch.behaviour["value"], values, rtol=0.1, atol=0.1)
     assert not torch.equal(batch.behaviour["value"], values)
+
+
+def test_a_batch_in_which_every_row_is_a_reset_step_gets_no_actions():
+    stage = Stage("stacked", num_envs=2)
+    rows = rows_of(stage.given[0], [])
+    assert stage.policy.act(rows).shape == (0, 1)
+    assert stage.policy.record() == []

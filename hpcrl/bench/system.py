@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +40,7 @@ def bench_system_command(
     with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as folder:
         first = measure(config, _guess_rows(config), 1, _COST_S)
         run = Path(folder) / "run"
-        code = _train(path, overrides, run, seconds)
+        code, cpu = _train(path, overrides, run, seconds)
         if code != 0:
             print(f"hpcrl: the training run ended with code {code}", file=sys.stderr)
             return code
@@ -49,7 +51,7 @@ def bench_system_command(
         return exit_codes.USAGE
     rows = max(1, round(_mean(steady, "batch_rows")))
     second = measure(config, rows, 1, _COST_S)
-    figures = summarise(config, first, second, steady, topology)
+    figures = summarise(config, first, second, steady, topology, cpu)
     _print(figures)
     if json_path:
         Path(json_path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
@@ -60,11 +62,43 @@ def _guess_rows(config: Config) -> int:
     return config.env.envs_per_actor // config.env.groups
 
 
-def _train(path: str, overrides: Sequence[str], run: Path, seconds: float) -> int:
+def _train(
+    path: str, overrides: Sequence[str], run: Path, seconds: float
+) -> tuple[int, list[tuple[float, float]]]:
+    """Train; return the exit code and (Unix seconds, CPU seconds of all ranks) samples."""
     stop = ["--stop.wall_time_s", str(_WARM_UP_S + seconds), "--metrics.every_s", "1"]
     stop += ["--stop.mean_return", "null", "--checkpoint.every_s", "0"]
     command = [sys.executable, "-m", "hpcrl", "train", path, *overrides, "--run.dir", str(run)]
-    return subprocess.run([*command, *stop], check=False).returncode
+    samples = []
+    with subprocess.Popen([*command, *stop]) as process:
+        while process.poll() is None:
+            samples.append((time.time(), _cpu_s(process.pid)))
+            time.sleep(1.0)
+    return process.returncode, samples
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds that the live descendants of `pid` have used."""
+    total = 0.0
+    try:
+        for child in psutil.Process(pid).children(recursive=True):
+            times = child.cpu_times()
+            total += times.user + times.system
+    except psutil.NoSuchProcess:
+        pass
+    return total
+
+
+def _cpu_ms_per_step(
+    cpu: Sequence[tuple[float, float]], steady: Sequence[dict[str, Any]]
+) -> float | None:
+    first, last = steady[0], steady[-1]
+    inside = [s for s in cpu if first["time_unix_s"] <= s[0] <= last["time_unix_s"]]
+    if len(inside) < 2:
+        return None
+    rate = (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+    elapsed_s = last["wall_time_s"] - first["wall_time_s"]
+    return 1e3 * rate * elapsed_s / max(last["agent_steps"] - first["agent_steps"], 1)
 
 
 def _mean(records: Sequence[dict[str, Any]], name: str) -> float:
@@ -78,6 +112,7 @@ def summarise(
     second: Costs,
     steady: Sequence[dict[str, Any]],
     topology: dict[str, Any],
+    cpu: Sequence[tuple[float, float]],
 ) -> dict[str, Any]:
     """Return the figures of the JSON file.
 
@@ -105,10 +140,15 @@ def summarise(
         "achieved_steps_per_s": achieved,
         "achieved_frames_per_s": achieved * steady[-1]["frames"] / steady[-1]["agent_steps"],
         "ratio": achieved / ideal,
+        "cpu_ms_per_step": _cpu_ms_per_step(cpu, steady),
         "policy_lag": _mean(steady, "policy_lag"),
         "ranks": [rank["role"] for rank in topology["ranks"]],
         "stages": {name[: -len("_share")]: _mean(steady, name) for name in shares},
     }
+
+
+def _total_ms(figures: dict[str, Any]) -> float:
+    return float(figures["environment_ms"] + figures["inference_ms"] + figures["training_ms"])
 
 
 def _print(figures: dict[str, Any]) -> None:
@@ -129,6 +169,8 @@ def _print(figures: dict[str, Any]) -> None:
             f"{figures['inference_ms']:.3f} ms per agent step",
         ),
         ("training, one core", f"{figures['training_ms']:.3f} ms per agent step"),
+        ("all of it, one core", f"{_total_ms(figures):.3f} ms per agent step"),
+        ("CPU time that was used", f"{figures['cpu_ms_per_step'] or 0:.3f} ms per agent step"),
         (f"ideal, {figures['cores']} cores", f"{figures['ideal_steps_per_s']:.0f} agent steps/s"),
         ("achieved", f"{figures['achieved_steps_per_s']:.0f} agent steps/s"),
         ("achieved", f"{figures['achieved_frames_per_s']:.0f} frames/s"),

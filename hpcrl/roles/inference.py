@@ -7,7 +7,7 @@ import torch
 
 from hpcrl.brain import Brain
 from hpcrl.commands import CommandReceiver
-from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, Job
+from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, Job, full_batch_rows
 from hpcrl.link import wait_until
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import StepSlots
@@ -35,7 +35,7 @@ def make_policy(job: Job, brain: Brain, device: torch.device) -> ActingPolicy:
 
 def make_slots(job: Job) -> StepSlots:
     """Post the receives of all clients."""
-    clients, config = job.clients(job.rank), job.config.inference
+    clients = job.clients(job.rank)
     rows = len(clients) * job.rows_per_slot
     return StepSlots(
         job.link,
@@ -43,8 +43,8 @@ def make_slots(job: Job) -> StepSlots:
         clients,
         job.rows_per_slot,
         len(ACTOR_STAGES),
-        config.max_batch_rows or max(1, rows // 2),
-        config.max_wait_s,
+        full_batch_rows(job.config, rows),
+        job.config.inference.max_wait_s,
     )
 
 
