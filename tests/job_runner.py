@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -108,6 +107,3 @@ def status_of(run_dir):
     """STATUS.json, {} where there is none yet."""
     path = Path(run_dir) / "STATUS.json"
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-INTERRUPT = signal.SIGTERM
