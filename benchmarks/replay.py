@@ -101,11 +101,13 @@ def filled_shard(frames: np.ndarray, compression: str = "none") -> ReplayShard:
     return shard
 
 
-def median_times(rounds: int, calls: int, *functions: Callable[[], object]) -> list[float]:
-    """Median seconds of each function over `rounds` turns of `calls` calls in a row.
+def quiet_times(rounds: int, calls: int, *functions: Callable[[], object]) -> list[float]:
+    """Seconds per call of each function on a quiet machine: the 10th percentile of all calls.
 
-    The functions take turns, so that all meet the same load of the machine; the first call of
-    each turn pays for what the others left in the caches and is not counted.
+    Other load only ever makes a call slower, and large arrays suffer more from it than small
+    ones, so that medians on a busy machine would flatter the tree. The functions take turns of
+    `calls` calls in a row; the first call of a turn pays for what the others left in the caches
+    and is not counted.
     """
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
@@ -115,7 +117,7 @@ def median_times(rounds: int, calls: int, *functions: Callable[[], object]) -> l
                 function()
                 if call:
                     taken.append(time.perf_counter() - begin)
-    return [float(np.median(taken)) for taken in times]
+    return [float(np.percentile(taken, 10)) for taken in times]
 
 
 def measure_gather(frames: np.ndarray) -> dict[str, float]:
@@ -124,7 +126,7 @@ def measure_gather(frames: np.ndarray) -> dict[str, float]:
     buffers = shard.make_buffers(BATCH)
     num_bytes = sum(a.nbytes for a in (*buffers.rows.values(), *buffers.items.values()))
     source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
-    copy_s, sample_s = median_times(
+    copy_s, sample_s = quiet_times(
         20,
         3,
         lambda: np.copyto(target, source),
@@ -163,7 +165,7 @@ def measure_priorities() -> dict[str, float]:
         slots = np.searchsorted(sums, rng.random(BATCH) * sums[-1], side="right")
         powered[slots] = new**ALPHA
 
-    tree_s, linear_s, running_s = median_times(20, 50, tree, linear, running_sum)
+    tree_s, linear_s, running_s = quiet_times(20, 50, tree, linear, running_sum)
     # As in training, where every draw follows a gather that filled the caches.
     sweep = np.ones(1 << 26, np.uint8)
     cold: dict[Callable[[], None], list[float]] = {tree: [], linear: []}
@@ -181,8 +183,8 @@ def measure_priorities() -> dict[str, float]:
         "linear_running_sum_us": 1e6 * running_s,
         "linear_over_tree": linear_s / tree_s,
         "running_sum_over_tree": running_s / tree_s,
-        "tree_after_a_gather_us": 1e6 * float(np.median(cold[tree])),
-        "linear_after_a_gather_us": 1e6 * float(np.median(cold[linear])),
+        "tree_after_a_gather_us": 1e6 * float(np.percentile(cold[tree], 10)),
+        "linear_after_a_gather_us": 1e6 * float(np.percentile(cold[linear], 10)),
     }
 
 
@@ -213,7 +215,7 @@ def measure_compression(frames_by_game: dict[str, np.ndarray]) -> dict[str, dict
             fill_s = time.perf_counter() - begin
             rng = np.random.default_rng(4)
             buffers = shard.make_buffers(BATCH)
-            (sample_s,) = median_times(
+            (sample_s,) = quiet_times(
                 2, 5, lambda s=shard, r=rng, b=buffers: s.sample(BATCH, r, out=b)
             )
             results[f"{game}/{codec}"] = {
@@ -270,6 +272,7 @@ def main() -> int:
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
+            "load_average_1min": os.getloadavg()[0],
             "python": platform.python_version(),
             "numpy": np.__version__,
         },

@@ -28,13 +28,14 @@ def resident_bytes() -> int:
     return pages * 4096
 
 
-def median_time(function, repeats: int) -> float:
+def quiet_time(function, repeats: int) -> float:
+    """Seconds per call, the 10th percentile, as in `replay.py`."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
         function()
         times.append(time.perf_counter() - begin)
-    return float(np.median(times))
+    return float(np.percentile(times, 10))
 
 
 def make_server(max_size: int):
@@ -77,7 +78,7 @@ def measure_reverb_sequences(frames: np.ndarray, batch: int) -> dict[str, float]
         for b, item in enumerate(sample()):
             out[:, b] = next(column for column in item.data if column.ndim == 3)
 
-    sample_s, assemble_s = median_time(sample, 20), median_time(assemble, 20)
+    sample_s, assemble_s = quiet_time(sample, 20), quiet_time(assemble, 20)
     num_steps = frames.shape[0] * frames.shape[1]
     result = {
         "added_steps_per_s": num_steps / insert_s,
@@ -105,7 +106,7 @@ def measure_reverb_priorities(batch: int, num_priorities: int) -> dict[str, floa
         drawn = client.sample("replay", num_samples=batch, emit_timesteps=False)
         client.mutate_priorities("replay", updates={item.info.key: 2.0 for item in drawn})
 
-    result = {"draw_and_update_us": 1e6 * median_time(draw_and_update, 50)}
+    result = {"draw_and_update_us": 1e6 * quiet_time(draw_and_update, 50)}
     server.stop()
     return result
 
@@ -123,7 +124,7 @@ def measure_cpprb(batch: int, num_priorities: int) -> dict[str, float]:
         drawn = buffer.sample(batch, beta=0.6)
         buffer.update_priorities(drawn["indexes"], new)
 
-    return {"draw_and_update_us": 1e6 * median_time(draw_and_update, 400)}
+    return {"draw_and_update_us": 1e6 * quiet_time(draw_and_update, 400)}
 
 
 def main() -> int:
