@@ -23,7 +23,6 @@ COUNTERS = (
     "row_wait_s",
     "unrolls",
     "restarts",
-    "messages",
     *(f"inference_{stage}_s" for stage in INFERENCE_STAGES),
     *(f"actor_{stage}_s" for stage in ACTOR_STAGES),
 )

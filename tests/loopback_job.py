@@ -10,6 +10,7 @@ import torch
 from env_wrappers import EnvBatch, make
 from hpcrl.batches import assemble
 from hpcrl.launch import run_rank
+from hpcrl.loopback import LoopbackLink
 from hpcrl.stopping import StopSignal
 from tests.acting import Expected, row_of
 from tests.loopback_runner import run_loopback
@@ -50,6 +51,7 @@ class JobRun:
       unrolls: what each learner took, by rank, in order: one dict of fields per unroll.
       ahead: rows that all environments had given beyond those taken, at each learner step.
       world: the loopback world.
+      links: the ranks' links.
       codes: exit codes by rank.
     """
 
@@ -60,6 +62,7 @@ class JobRun:
         self.ahead: list[int] = []
         self.signals: dict[int, StopSignal] = {}
         self.world = None
+        self.links: dict[int, LoopbackLink] = {}
         self.codes: list[int] = []
         self._lock = threading.Lock()
         self._before_step, self._after_batch = before_step, after_batch
@@ -116,17 +119,13 @@ class JobRun:
 
     def start(self, config, size):
         """Run the job to its end."""
-        worlds = []
 
         def body(link):
-            worlds.append(link.world)
+            self.world, self.links[link.rank] = link.world, link
             return run_rank(link, lambda: config)
 
         with _process_state_kept():
-            try:
-                self.codes = run_loopback(body, size)
-            finally:
-                self.world = worlds[0]
+            self.codes = run_loopback(body, size)
         return self
 
 

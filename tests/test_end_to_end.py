@@ -20,11 +20,11 @@ from tests.job_runner import TrainingJob, run_to_end, status_of
 from tests.mpi_runner import run_mpi
 from tests.small import merged
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ENV = "tests.train_envs:make"
 BATCH_STEPS = 4 * 5  # episodes terminate, so that every transition is real
-BASE = {
+BASE: dict[str, dict] = {
     "env": {"name": ENV, "envs_per_actor": 4, "groups": 2},
     "topology": {"learners": 1, "inference": 1, "actors": 1},
     "network": {"hidden_sizes": [8]},
@@ -63,7 +63,8 @@ def check_finished(run_dir, agent_steps=1000, restart=0):
     assert counters["agent_steps"] == counters["frames"] == steps * BATCH_STEPS
     checkpoint = load_latest(run_dir)
     assert checkpoint.step == steps
-    assert checkpoint.state["counters"] == counters
+    for name in ("learner_steps", "agent_steps", "frames"):
+        assert checkpoint.state["counters"][name] == counters[name]
     check_metrics(run_dir, restart)
 
 
@@ -71,13 +72,13 @@ def check_metrics(run_dir, restarts):
     """Records go on over restarts: no step back, none doubled."""
     records = read_metrics(run_dir)
     assert records[-1]["learner_steps"] == learner_steps(run_dir)
-    assert sorted({record["restart"] for record in records}) <= list(range(restarts + 1))
+    assert {record["restart"] for record in records} <= set(range(restarts + 1))
     for name in ("learner_steps", "agent_steps", "frames", "episodes", "wall_time_s", "restart"):
         series = [record[name] for record in records]
         assert series == sorted(series), name
-    steps = [record["learner_steps"] for record in records]
-    within = [a != b for a, b in zip(steps[:-2], steps[1:-1], strict=True)]
-    assert all(within)
+    # Each report has new steps, but for the one at a run's end.
+    steps = [(record["restart"], record["learner_steps"]) for record in records]
+    assert len(set(steps)) >= len(steps) - 1 - restarts
 
 
 def test_one_rank_of_each_role_trains_and_leaves_a_whole_run_directory(tmp_path):
@@ -190,6 +191,19 @@ def test_a_killed_job_can_be_resumed(tmp_path):
     assert 0 < status_of(run_dir)["resumed_learner_step"] <= max(saved)
 
 
+def test_a_rank_that_is_killed_takes_the_job_with_it(tmp_path):
+    config, run_dir = write_config(tmp_path, env=SLOW, stop={"agent_steps": 10**9})
+    with TrainingJob(config) as job:
+        job.wait_until(lambda: read_metrics(run_dir), "metrics")
+        (actor,) = [
+            process
+            for process in job.processes()
+            if process.environ().get("OMPI_COMM_WORLD_RANK") == "2"
+        ]
+        actor.kill()
+        assert job.finish() not in (0, 75)
+
+
 def check_failed(code, output, run_dir, who, message):
     """Code 70; the traceback of the rank that failed is in the output and in its log."""
     assert code == 70, output
@@ -215,16 +229,14 @@ def test_an_environment_that_raises_ends_the_job_with_its_traceback(tmp_path):
     ("role", "method"),
     [
         ("inference 0", "hpcrl.slots:StepSlots.reply"),
-        ("learner [01]", "hpcrl.unroll_flow:UnrollInbox.take"),
+        ("learner 0", "hpcrl.unroll_flow:UnrollInbox.take"),
     ],
 )
 def test_an_exception_in_a_torch_role_ends_the_job_with_its_traceback(tmp_path, role, method):
-    counts = {"learners": 2, "inference": 2, "actors": 2}
-    config, run_dir = write_config(tmp_path, topology=counts, stop={"agent_steps": 10**9})
+    config, run_dir = write_config(tmp_path, stop={"agent_steps": 10**9})
     result = run_mpi(
-        "faulty_train.py", 6, [method, "20", str(config)], timeout_s=100.0, expect_code=None
+        "faulty_train.py", 3, [method, "20", str(config)], timeout_s=100.0, expect_code=None
     )
-    role = role.replace("0", "[01]")
     output = result.stdout + result.stderr
     check_failed(result.returncode, output, run_dir, role, f"{method} broke on purpose")
 

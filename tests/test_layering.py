@@ -15,9 +15,7 @@ LAYERS = {
     "vocabulary": (
         "types specs checks timing exit_codes human durable counters config.types config.sections"
     ),
-    "pure": (
-        "topology wire unroll replay ops nets agents config optim loss_scaling link agreement"
-    ),
+    "pure": ("topology wire unroll replay ops nets agents config optim loss_scaling link"),
     "edges": "",  # all that is named nowhere else
     "roles": "roles",
     "entry": (

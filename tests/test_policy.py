@@ -256,12 +256,11 @@ def test_trap11_partial_unroll_of_a_restarted_environment_is_discarded(rows_befo
     assert numbers == list(range(total - len(numbers), total))
 
 
-def test_trap11_a_restart_hides_the_ended_episode_that_came_with_it():
+@pytest.mark.parametrize("kind", ["terminating", "truncating"])
+def test_trap11_a_restart_hides_the_ended_episode_that_came_with_it(kind):
     """A row that is a reset carries no reward and no end, whatever the message says."""
-    stage = Stage("truncating", num_envs=1, unroll_steps=2)
-    for _ in range(4):
-        stage.step([0])
-    while not stage.given[0].truncated[0]:
+    stage = Stage(kind, num_envs=1, unroll_steps=2)
+    while not stage.given[0].ended[0]:
         stage.step([0])
     stage.forget(0)
     stage.unrolls.clear()
@@ -270,6 +269,7 @@ def test_trap11_a_restart_hides_the_ended_episode_that_came_with_it():
     row = unrolls_of(stage, 0)[0]
     assert row["start"].tolist()[0]
     assert not row["final"][0]
+    assert not row["terminated"][0]
     assert row["reward"].tolist() == [0.0, 1.0, 2.0]
 
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from hpcrl.checkpoint import load_latest
+from hpcrl.checkpoint import load_latest, save_checkpoint
 from hpcrl.exit_codes import DONE, REQUEUE, USAGE
 from hpcrl.metrics import read_metrics
 from hpcrl.trainer import Trainer
@@ -133,6 +133,11 @@ def test_a_signal_stops_all_ranks_with_a_durable_checkpoint(tmp_path, monkeypatc
         if len(run.all_unrolls) >= 24:
             run.signal(signal.SIGTERM, own=by == "one_learner")
 
+    def slow_save(*arguments):  # so that a rank that doesn't wait for it shows
+        time.sleep(0.5)
+        return save_checkpoint(*arguments)
+
+    monkeypatch.setattr("hpcrl.checkpoint_writer.save_checkpoint", slow_save)
     config = job_config(tmp_path, learners=2, stop={"agent_steps": 10**9})
     run = run_job(monkeypatch, config, after_batch=after_batch)
     assert run.codes == [REQUEUE] * 7
@@ -206,6 +211,27 @@ def test_trap20_returns_are_raw_and_whole_however_rewards_are_clipped(tmp_path, 
     status = status_of(config)
     assert status["mean_return_100"] == 1 + 2 + 3 + 4
     assert status["mean_episode_steps_100"] == 4
+
+
+def test_configured_waits_and_message_sizes_reach_every_link(tmp_path, monkeypatch):
+    settings = {"wait": "yield", "deadline_s": 43.0, "max_message_bytes": 12345}
+    run = run_job(monkeypatch, job_config(tmp_path, transport=settings, stop={"agent_steps": 20}))
+    assert len(run.links) == 6
+    for link in run.links.values():
+        assert (link.wait_policy, link.deadline_s) == ("yield", 43.0)
+        assert link.max_message_bytes == 12345
+
+
+def test_the_deadline_stops_a_run_in_time_to_checkpoint(tmp_path, monkeypatch):
+    settings = {"deadline": str(time.time() + 100.5), "deadline_lead_s": 100.0}
+    config = job_config(
+        tmp_path, run={"dir": str(tmp_path / "run"), **settings}, stop={"agent_steps": 10**9}
+    )
+    run = run_job(monkeypatch, config)
+    assert run.codes == [REQUEUE] * 6
+    status = status_of(config)
+    assert status["verdict"] == "the deadline is near"
+    assert load_latest(tmp_path / "run").step == status["counters"]["learner_steps"]
 
 
 class InjectedError(Exception):
