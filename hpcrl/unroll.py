@@ -12,28 +12,39 @@ from hpcrl.wire import Layout
 Ids = npt.NDArray[np.intp]
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
-_HEADER = ("env_id", "run_id", "unroll_index", "core_state")
+_HEADER = ("env_id", "run_id", "unroll_index", "core_state", "priority")
 
 
 class UnrollStore:
     """One unroll under construction per environment.
 
     Row T of a finished unroll (its bootstrap row) becomes row 0 of the environment's next
-    one, so consecutive unrolls share exactly one row and no transition is lost. The core
-    state and the stack prefix stored with an unroll are those BEFORE its row 0.
+    one, so consecutive unrolls share exactly one row and no transition is lost. The stack
+    prefix stored with an unroll is that BEFORE its row 0; so is the core state, but with
+    `burn_in_steps` it is that before the row so many rows earlier, in the unroll before.
+    The first unroll of a run has no rows before it: its state is that before its row 0.
 
     Args:
       layout: the unroll message's layout (`wire.unroll_layout`).
       unroll_steps: T.
       env_ids: `<int64>[N]` global environment id of each row.
+      burn_in_steps: rows before row 0 from which a learner unrolls the network; below T.
     """
 
-    def __init__(self, layout: Layout, unroll_steps: int, env_ids: npt.NDArray[np.int64]):
+    def __init__(
+        self,
+        layout: Layout,
+        unroll_steps: int,
+        env_ids: npt.NDArray[np.int64],
+        burn_in_steps: int = 0,
+    ):
         num_rows = len(env_ids)
         self._steps = unroll_steps
+        # Row T of an unroll is row 0 of the next, which burns in from `burn_in_steps` before it.
+        self._state_position = unroll_steps - burn_in_steps
         self._buffer = layout.buffer(num_rows)
         views = layout.views(self._buffer)
-        self._header = {name: views[name] for name in _HEADER}
+        self._header = {name: views[name] for name in _HEADER if name in views}
         self._prefix = {n: v for n, v in views.items() if n.startswith("prefix:")}
         self._rows = {
             name: view
@@ -74,8 +85,10 @@ class UnrollStore:
         for name, view in self._rows.items():
             view[ids, position] = rows[name]
         self._length[ids] += 1
+        snapshot = position == self._state_position
+        if snapshot.any():
+            self._next_state[ids[snapshot]] = core_state[snapshot]
         if last.any():
-            self._next_state[ids[last]] = core_state[last]
             for name, view in self._next_prefix.items():
                 view[ids[last]] = prefix[name][last]
         return ids[last]
