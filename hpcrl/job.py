@@ -21,6 +21,9 @@ ACTOR_STAGES = ("step", "pack", "send", "wait")
 INFERENCE_STAGES = ("wait", "blocked", "batch", "forward", "scatter", "unroll", "weights")
 LEARNER_STAGES = ("wait", "batch", "copy", "forward_backward", "all_reduce", "optimizer", "publish")
 
+_REPLAY_UNROLLS_IN_FLIGHT = 4
+"""From each inference rank to its learner: a replay stores unrolls as they come."""
+
 
 def local_batch_unrolls(config: Config, topology: Topology) -> int:
     """Return how many unrolls each learner takes per step."""
@@ -29,12 +32,16 @@ def local_batch_unrolls(config: Config, topology: Topology) -> int:
 
 def queue_slots_per_source(config: Config, topology: Topology, sources: int) -> int:
     """Return how many receive slots a learner posts for each of its `sources`."""
+    if config.layout == "replay" and not config.learner.queue_unrolls:
+        return _REPLAY_UNROLLS_IN_FLIGHT
     queue = config.learner.queue_unrolls or 2 * local_batch_unrolls(config, topology)
     return max(1, -(-queue // sources))
 
 
 def credit_unrolls(config: Config, topology: Topology, sources: int) -> int:
     """Return how many unrolls each of a learner's `sources` may have in flight."""
+    if config.layout == "replay" and not config.inference.credits_unrolls:
+        return _REPLAY_UNROLLS_IN_FLIGHT
     share = -(-local_batch_unrolls(config, topology) // sources)
     return config.inference.credits_unrolls or max(1, share)
 
@@ -113,17 +120,19 @@ class Job(Seat):
       env: the environment's spec.
       behaviour: what acting records per step; empty on ranks that see no unrolls.
       core_size: S, length of the recurrent state.
+      replay_items: replay items of each unroll, 0 without a replay.
     """
 
     env: EnvSpec
     behaviour: Mapping[str, ArraySpec]
     core_size: int
+    replay_items: int = 0
 
     @cached_property
     def unroll(self) -> Layout:
         """The unroll message."""
         steps = self.config.learner.unroll_steps
-        return unroll_layout(self.env, self.behaviour, steps, self.core_size)
+        return unroll_layout(self.env, self.behaviour, steps, self.core_size, self.replay_items)
 
     def clients(self, inference_rank: int) -> list[Client]:
         """Slots of an inference rank: every group of every one of its actors."""

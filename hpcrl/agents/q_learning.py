@@ -68,5 +68,3 @@ class QLearningConfig:
     def h_epsilon(self) -> float | None:
         """`rescale_epsilon`, None for no rescaling."""
         return self.rescale_epsilon if self.rescale else None
-
-

@@ -13,7 +13,6 @@ import torch
 
 from hpcrl import exit_codes
 from hpcrl.agreement import Agreement
-from hpcrl.batches import assemble
 from hpcrl.bookkeeping import Bookkeeper
 from hpcrl.brain import Brain
 from hpcrl.checkpoint import Checkpoint
@@ -22,12 +21,12 @@ from hpcrl.counters import Counters, RollingReturns
 from hpcrl.data_parallel import DataParallel, check_in_sync, make_data_parallel
 from hpcrl.job import LEARNER_STAGES, Job
 from hpcrl.link import Group, wait_until
+from hpcrl.sources import Source
 from hpcrl.stats import StatsCollector
 from hpcrl.stopping import Stop, StopSignal, goal_reached
 from hpcrl.timing import StageTimer
 from hpcrl.trainer import NonFiniteLossError, StepResult, Trainer
 from hpcrl.types import UnrollBatch
-from hpcrl.unroll_flow import UnrollInbox
 from hpcrl.weights import WeightsPublisher
 from hpcrl.wire import Command
 
@@ -54,9 +53,11 @@ class Learner:
         brain: Brain,
         device: torch.device,
         group: Group,
+        source: Source,
         checkpoint: Checkpoint | None,
     ):
         self.job = job
+        self.source = source
         self.group = group
         topology, link = job.topology, job.link
         hosts = [topology.host_of(rank) for rank in topology.learner_ranks]
@@ -81,12 +82,10 @@ class Learner:
         )
         self.counters, self.returns = Counters(), RollingReturns()
         self._restore(checkpoint)
-        self.sources = topology.clients_of[job.rank]
-        slots = job.queue_slots_per_source(len(self.sources))
-        self.inbox = UnrollInbox(link, self.sources, job.unroll, slots)
-        self.publisher = WeightsPublisher(link, self.sources, self.trainer.flat.value.numel())
-        self.commands = CommandSender(link, self.sources)
-        self.votes = Agreement(group, {"stop": "max"})
+        clients = topology.clients_of[job.rank]
+        self.publisher = WeightsPublisher(link, clients, self.trainer.flat.value.numel())
+        self.commands = CommandSender(link, clients)
+        self.votes = Agreement(group, {"stop": "max", **source.rules})
         self.timer = StageTimer(LEARNER_STAGES)
         self.book: Bookkeeper | None = None
         if job.rank == job.root:
@@ -123,7 +122,7 @@ class Learner:
 
     def serve(self) -> None:
         """Everything that must go on while this rank waits."""
-        self.inbox.poll()
+        self.source.serve()
         self.publisher.serve(self.trainer.parameters, self.counters.learner_steps)
         if self.book:
             self.book.poll()
@@ -141,12 +140,12 @@ class Learner:
 def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
     """Train until the learners agree to stop; then checkpoint, drain and report."""
     job, timer, book, counters = learner.job, learner.timer, learner.book, learner.counters
-    batch_size, frame_skip = job.local_batch_unrolls, job.env.frame_skip
+    source, frame_skip = learner.source, job.env.frame_skip
     check_every = job.config.learner.check_parameters_every
     waiter = job.link.waiter(
         lambda: (
-            f"{job.link.label} (rank {job.rank}) waited for {batch_size} unrolls of ranks "
-            f"{list(learner.sources)}, has {len(learner.inbox)}"
+            f"{job.link.label} (rank {job.rank}) waited for a batch; it {source.status()}; its "
+            f"unrolls come from ranks {list(job.topology.clients_of[job.rank])}"
             + ("; then for the other learners' votes" if voted else "")
         )
     )
@@ -157,8 +156,8 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
             goal = goal_reached(job.config.stop, counters, learner.returns if book else None)
             vote = Stop.GOAL if goal else Stop.REQUEUE if stop_signal.reason else Stop.NO
             reason = goal or stop_signal.reason or reason
-            if vote is not Stop.NO or len(learner.inbox) >= batch_size:
-                learner.votes.start({"stop": vote})
+            if vote is not Stop.NO or source.ready():
+                learner.votes.start({"stop": vote, **source.vote()})
                 voted = True
         outcome = learner.votes.poll()
         if outcome is None:
@@ -170,21 +169,20 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
         if stop is not Stop.NO:
             break
         timer.mark("wait")
-        slots = learner.inbox.take(batch_size)
-        batch = assemble(learner.inbox.views, slots, job.env, job.behaviour)
-        fill = learner.inbox.fill
-        learner.inbox.release(slots)
+        taken = source.take(outcome)
         timer.mark("batch")
-        result = _step(learner, batch)
+        result = _step(learner, taken.batch)
+        source.feedback(result)
+        num_steps = result.num_steps if taken.num_steps is None else taken.num_steps
         counters.learner_steps += 1
-        counters.agent_steps += result.num_steps
-        counters.frames += result.num_steps * frame_skip
+        counters.agent_steps += num_steps
+        counters.frames += num_steps * frame_skip
         learner.serve()
         timer.mark("publish")
         if check_every and counters.learner_steps % check_every == 0:
             check_in_sync(learner.group, learner.trainer.flat.value, counters.learner_steps)
         if book:
-            book.note_step(result.values, fill)
+            book.note_step({**result.values, **taken.values})
             book.report_when_due(timer.seconds)
             if book.checkpoint_due():
                 book.checkpoint(learner.state, {"restart": job.restart})
@@ -219,7 +217,7 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
     learner.commands.send(Command.STOP)
 
     def drain() -> None:
-        learner.inbox.discard()
+        learner.source.discard()
         if book:
             book.poll()
 
@@ -236,6 +234,6 @@ def close(learner: Learner, outcome: Outcome) -> None:
         state = "done" if outcome.stop is Stop.GOAL else "requeue"
         reason = outcome.reason or "another learner asked for it"
         learner.book.close(state, reason, learner.timer.seconds)
-    learner.inbox.close()
+    learner.source.close()
     learner.publisher.close()
     learner.commands.close()
