@@ -55,7 +55,9 @@ def _build(config: Config) -> tuple[EnvSpec, Layout]:
     env = EnvSpec.from_json(describe(config.env.name, config.env.options))
     brain = Brain(config, env)
     core_size = brain.make_network(seed=0).state_size
-    return env, unroll_layout(env, brain.behaviour, config.learner.unroll_steps, core_size)
+    items = brain.window.items_per_unroll if brain.window else 0
+    steps = config.learner.unroll_steps
+    return env, unroll_layout(env, brain.behaviour, steps, core_size, items)
 
 
 def _environments(config: Config, topology: Topology) -> str:
