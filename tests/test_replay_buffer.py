@@ -255,7 +255,7 @@ def test_steps_stored_are_counted_once_and_evaluation_environments_store_nothing
         cell.buffer.serve()
         if cell.buffer.ready():
             counted += step(cell.buffer)[0].num_steps
-    counted += cell.buffer.vote()["stored_steps"]
+    counted += int(cell.buffer.vote()["stored_steps"])
     assert counted == int((~stage.views()["final"][:, :-1]).sum())
 
 

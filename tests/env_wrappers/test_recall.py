@@ -6,7 +6,9 @@ from env_wrappers import EnvError, make
 
 def play(answer, episodes=200, num_envs=4, delay=3, num_actions=4):
     envs = make("synthetic:recall", num_envs, range(num_envs), {"delay": delay, "num_actions": 4})
-    given, cue, returns, lengths = envs.reset(), np.zeros(num_envs, int), [], []
+    given, cue = envs.reset(), np.zeros(num_envs, int)
+    returns: list[float] = []
+    lengths: list[int] = []
     while len(returns) < episodes:
         shown = given.observation["obs"][:, :num_actions]
         cue = np.where(shown.any(1), shown.argmax(1), cue)

@@ -41,7 +41,8 @@ def test_one_step_at_a_time_equals_all_steps_at_once():
     state = torch.randn(3, network.state_size, generator=torch.Generator().manual_seed(2))
     whole, last = network(rows, state)
     for t in range(6):
-        one = NetInputs({"obs": rows.observation["obs"][t : t + 1]}, *(x[t : t + 1] for x in rows[1:]))
+        frame = {"obs": rows.observation["obs"][t : t + 1]}
+        one = NetInputs(frame, *(x[t : t + 1] for x in rows[1:]))
         q, state = network(one, state)
         torch.testing.assert_close(q[0], whole[t])
     torch.testing.assert_close(state, last)

@@ -16,3 +16,7 @@ class ApexConfig(QLearningConfig):
 
     name: Literal["apex"] = "apex"
     """The agent; `learner.batch_unrolls` counts transitions."""
+
+    def items_per_unroll(self, unroll_steps: int) -> int:
+        """Replay items of one unroll: a transition for each of its steps."""
+        return unroll_steps

@@ -21,3 +21,7 @@ class R2D2Config(QLearningConfig):
     `learner.unroll_steps`."""
     priority_eta: Fraction = 0.9
     """A sequence's priority is eta times its largest error plus (1 - eta) times the mean."""
+
+    def items_per_unroll(self, unroll_steps: int) -> int:
+        """Replay items of one unroll: it is one sequence."""
+        return 1

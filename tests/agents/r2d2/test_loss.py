@@ -57,7 +57,7 @@ def literal(batch, online, target, discount=0.5, n=2):
     """The loss of every sequence, row by row in plain Python."""
     losses, priorities = [], []
     for column in range(B):
-        q = {}
+        q: dict[str, list] = {}
         for name, net in (("online", online), ("target", target)):
             state, q[name] = batch.core_state[column].item(), []
             w = net.weight.detach()
