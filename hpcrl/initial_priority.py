@@ -15,7 +15,9 @@ _ROWS = ("reward", "terminated", "final")
 class InitialPriorities:
     """Fills the `priority` of complete unrolls from what acting recorded in their rows.
 
-    An item may begin in the unroll before, so the last rows of each environment are kept.
+    An item may begin in the unroll before, so the last rows of each environment are kept. Of
+    one that would begin before its run did the priority has no meaning, and the shard, which
+    lacks its rows, never samples it.
 
     Args:
       brain: the agent.
@@ -39,10 +41,6 @@ class InitialPriorities:
     def fill(self, ids: npt.NDArray[np.intp], unrolls: npt.NDArray[np.uint8]) -> None:
         """Write the priorities into `unrolls` `<uint8>[n, nbytes]` of the environments `ids`."""
         views = self._layout.views(unrolls)
-        # Before the first row of a run there is nothing: rows that no transition starts from.
-        new_runs = ids[views["unroll_index"] == 0]
-        for name, history in self._history.items():
-            history[new_runs] = name == "final"
         rows = {}
         for name, history in self._history.items():
             extended = np.concatenate([history[ids], views[name]], 1)
