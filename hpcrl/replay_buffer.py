@@ -26,6 +26,7 @@ from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.memory import check_capacity, check_memory, sample_bytes
 from hpcrl.replay.records import ReplaySample, ReplayUnroll
 from hpcrl.replay.storage import ReplayShard
+from hpcrl.replay_checkpoint import ReplayCheckpoint
 from hpcrl.sources import Taken
 from hpcrl.specs import ArraySpec
 from hpcrl.trainer import StepResult
@@ -85,6 +86,7 @@ class ReplayBuffer:
         self._buffers = self.shard.make_buffers(self._batch)
         slots = job.queue_slots_per_source(len(self._clients))
         self._inbox = UnrollInbox(job.link, self._clients, job.unroll, slots)
+        self._files = ReplayCheckpoint(job)
         self._rng = np.random.default_rng(job.seed("replay", job.role_index))
         self._drawn: ReplaySample | None = None
         self._drawn_mass = 0.0
@@ -235,6 +237,16 @@ class ReplayBuffer:
         """Throw away what has arrived."""
         self._inbox.discard()
 
-    def close(self) -> None:
-        """Withdraw the posted receives."""
+    def restore(self, learner_steps: int) -> None:
+        """Fill the shard with what was saved; it earns credit from the next unroll on."""
+        self._files.restore(self.shard, learner_steps)
+        self._filled = self.shard.size >= self._min_items
+
+    def save(self, learner_steps: int) -> None:
+        """Write the shard, if the configuration says so."""
+        self._files.save(self.shard, learner_steps)
+
+    def close(self, learner_steps: int) -> None:
+        """Withdraw the posted receives; all shards are written, so older ones can go."""
         self._inbox.close()
+        self._files.prune(learner_steps)

@@ -58,8 +58,14 @@ class Source(Protocol):
     def discard(self) -> None:
         """Throw away what has arrived, as the run ends."""
 
-    def close(self) -> None:
-        """Withdraw the posted receives."""
+    def restore(self, learner_steps: int) -> None:
+        """Take back what `save` kept with the checkpoint of these learner steps."""
+
+    def save(self, learner_steps: int) -> None:
+        """Keep what the run needs to go on; nothing arrives any more."""
+
+    def close(self, learner_steps: int) -> None:
+        """Withdraw the posted receives, once all ranks are done."""
 
 
 class OnPolicyQueue:
@@ -105,7 +111,13 @@ class OnPolicyQueue:
         """Throw away what has arrived."""
         self._inbox.discard()
 
-    def close(self) -> None:
+    def restore(self, learner_steps: int) -> None:
+        """Nothing was kept."""
+
+    def save(self, learner_steps: int) -> None:
+        """Nothing to keep."""
+
+    def close(self, learner_steps: int) -> None:
         """Withdraw the posted receives."""
         self._inbox.close()
 

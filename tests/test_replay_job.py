@@ -105,6 +105,50 @@ def test_a_resumed_run_fills_its_replay_again_before_it_trains(tmp_path, monkeyp
     assert all(b.shard.counters.inserted_unrolls >= 10 for b in buffers[-2:])
 
 
+@pytest.mark.parametrize("learners", [(2, 1), (1, 2), (2, 2)])
+def test_saved_shards_are_spread_over_the_learners_of_the_next_start(
+    tmp_path, monkeypatch, capsys, learners
+):
+    checkpoint = {"replay": "shared"}
+    before, after = learners
+    first = replay_config(
+        tmp_path, learners=before, stop={"agent_steps": 800}, checkpoint=checkpoint
+    )
+    _, saved = run_job(monkeypatch, first)
+    stored = sorted((u.stream_id, u.unroll_index) for b in saved for u in b.shard.unrolls())
+    restored = []
+    fill = ReplayBuffer.restore
+
+    def noted(self, learner_steps):
+        fill(self, learner_steps)
+        restored.append([(u.stream_id, u.unroll_index) for u in self.shard.unrolls()])
+        assert self._filled
+
+    monkeypatch.setattr(ReplayBuffer, "restore", noted)
+    second = replay_config(
+        tmp_path, learners=after, stop={"agent_steps": 1000}, checkpoint=checkpoint
+    )
+    run, _ = run_job(monkeypatch, second)
+    assert run.codes == [DONE] * world_size(second)
+    assert len(restored) == after
+    assert sorted(unroll for part in restored for unroll in part) == stored
+    # The files of the checkpoint before are gone.
+    assert len(list((tmp_path / "run" / "replay").glob("step-*"))) == 1
+    assert "unrolls belong to other learners" in capsys.readouterr().out
+
+
+def test_a_damaged_shard_costs_that_shard_only(tmp_path, monkeypatch, capsys):
+    options = {"learners": 2, "checkpoint": {"replay": "shared"}}
+    run_job(monkeypatch, replay_config(tmp_path, stop={"agent_steps": 800}, **options))
+    (path,) = (tmp_path / "run" / "replay").glob("step-*/shard-0.replay")
+    path.write_bytes(path.read_bytes()[:5000])
+    config = replay_config(tmp_path, stop={"agent_steps": 1000}, **options)
+    run, _ = run_job(monkeypatch, config)
+    assert run.codes == [DONE] * world_size(config)
+    out = capsys.readouterr().out
+    assert "shard-0.replay: the file is cut at unroll" in out
+
+
 def test_a_replay_that_does_not_fit_ends_every_rank_with_one_message(tmp_path, monkeypatch, capsys):
     replay = {"capacity_unrolls": 400, "min_size_unrolls": 20, "memory_bytes": 10_000}
     run, _ = run_job(monkeypatch, replay_config(tmp_path, learners=2, replay=replay))

@@ -211,6 +211,11 @@ class CheckpointConfig:
     """Seconds between checkpoints; 0: only at the end and at a stop."""
     keep: Positive = 3
     """Newest checkpoints kept."""
+    replay: Literal["none", "node_local", "shared"] = "none"
+    """Whether the learners also write their replay shards when the run stops (not at periodic
+    checkpoints): shared, in the run directory; node_local, in `$TMPDIR` of each node, for a
+    job that comes back to the same nodes. A run that goes on from that checkpoint, with any
+    number of learners, need not fill its replay again."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

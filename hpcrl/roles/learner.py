@@ -119,6 +119,7 @@ class Learner:
         self.trainer.load_state(safetensors.numpy.load(tensors))
         self.counters = Counters.from_dict(data["counters"])
         self.returns = RollingReturns.from_list(data["returns"])
+        self.source.restore(self.counters.learner_steps)
 
     def serve(self) -> None:
         """Everything that must go on while this rank waits."""
@@ -222,6 +223,7 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
             book.poll()
 
     learner.commands.await_done(drain)
+    learner.source.save(learner.counters.learner_steps)
     waiter = link.waiter(lambda: f"{link.label} waited for its last weights to leave")
     wait_until(learner.publisher.idle, waiter)
     learner.commands.send(Command.EXIT)
@@ -234,6 +236,6 @@ def close(learner: Learner, outcome: Outcome) -> None:
         state = "done" if outcome.stop is Stop.GOAL else "requeue"
         reason = outcome.reason or "another learner asked for it"
         learner.book.close(state, reason, learner.timer.seconds)
-    learner.source.close()
+    learner.source.close(learner.counters.learner_steps)
     learner.publisher.close()
     learner.commands.close()
