@@ -92,6 +92,7 @@ class ReplayBuffer:
         self._drawn_mass = 0.0
         self._credit = 0.0
         self._filled = False
+        self._told_quarters = 0
         self._earning_unrolls = 0
         self._stored_steps = 0
         self._priorities = (0.0, 0.0)
@@ -142,7 +143,18 @@ class ReplayBuffer:
         if self._filled:
             self._earning_unrolls += 1
             self._credit += self._config.ratio * layout.items_per_unroll
-        self._filled |= self.shard.size >= self._min_items
+        if not self._filled:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Learning begins when the shard is full enough; say how far it is."""
+        size = self.shard.size
+        self._filled = size >= self._min_items
+        quarters = 4 * size // self._min_items
+        if quarters > self._told_quarters and self._job.rank == self._job.root:
+            self._told_quarters = quarters
+            label, needed = self._job.link.label, self._min_items
+            print(f"{label}: replay holds {size:,} of {needed:,} items to begin", flush=True)
 
     def ready(self) -> bool:
         """Whether there are enough items and credit for a batch."""
