@@ -216,8 +216,13 @@ class ActingPolicy(Policy):
         epsilon = None if exploration is None else exploration.epsilon
         super().__init__(brain, env, len(env_ids), device, precision, seed, epsilon=epsilon)
         window = brain.window
-        burn_in_steps = window.burn_in_steps if window else 0
-        self._store = UnrollStore(layout, unroll_steps, env_ids, burn_in_steps)
+        self._store = UnrollStore(
+            layout,
+            unroll_steps,
+            env_ids,
+            window.burn_in_steps if window else 0,
+            window.cross_episodes if window else True,
+        )
         self._priorities = InitialPriorities(brain, layout, len(env_ids)) if window else None
         self.evaluation = (
             np.zeros(len(env_ids), bool) if exploration is None else exploration.evaluation

@@ -1,5 +1,8 @@
 """From acting to a learner's replayed batch: states, priorities, weights, credit."""
 
+from itertools import pairwise
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -59,7 +62,7 @@ class Cell:
             topology=topology,
             link=world.link(rank),
             world=world.link(rank).group(range(topology.world_size)),
-            run_dir=None,
+            run_dir=Path("no_such_directory"),
             restart=0,
             env=stage.spec,
             behaviour=stage.brain.behaviour,
@@ -269,3 +272,42 @@ def test_memory_is_checked_before_it_is_taken():
     stage = acted("terminating", steps=1, replay={"memory_bytes": 20_000})
     with pytest.raises(MemoryError, match="largest capacity that fits"):
         Cell(stage)
+
+
+@pytest.mark.parametrize("kind", ["terminating", "truncating", "scripted", "stacked"])
+def test_sequences_that_do_not_cross_episodes_hold_every_transition_of_one_episode(kind):
+    stage = acted(kind, cross_episodes=False)
+    views = stage.views()
+    real = ~views["final"][:, :-1]
+    for index in range(len(stage.unrolls)):
+        # Every transition is of the episode of row 0: a later start is row T or a filled row.
+        rows = np.flatnonzero(real[index])
+        assert not views["start"][index][rows[rows > 0]].any()
+    for env_id, expected in enumerate(stage.expected):
+        found = [
+            (views["reward"][index][t + 1], bool(views["terminated"][index][t + 1]))
+            for index in np.flatnonzero(views["env_id"] == env_id)
+            for t in np.flatnonzero(real[index])
+        ]
+        wanted = [
+            (after["reward"], after["terminated"])
+            for row, after in pairwise(expected.rows)
+            if not row["final"]
+        ]
+        assert found == wanted[: len(found)]
+        assert len(found) > 20
+    cell, net = Cell(stage), network(stage)
+    cell.buffer._credit = -1e9
+    cell.send(stage.unrolls)
+    for _ in range(30):
+        sample = cell.buffer.shard.sample(BATCH, cell.buffer._rng)
+        cell.buffer._drawn, cell.buffer._drawn_mass = sample, 1.0
+        batch = cell.buffer.take({**dict.fromkeys(cell.buffer.rules, 1.0), "size": 1}).batch
+        inputs = NetInputs(batch.observation, batch.reward, batch.previous_action, batch.start)
+        with torch.no_grad():
+            q, _ = net(inputs, batch.core_state)
+        for column, unroll in enumerate(sample.generations):
+            kept = torch.from_numpy(np.append(real[unroll], True))
+            recorded = torch.from_numpy(views["behaviour:q_greedy"][unroll])
+            error = (q[BURN_IN:, column].max(-1).values - recorded).abs()[kept]
+            assert error.max() < 1e-5

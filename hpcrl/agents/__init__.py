@@ -73,11 +73,13 @@ class ReplayWindow(NamedTuple):
       burn_in_steps: rows before the loss rows.
       loss_steps: L, loss rows; one more row follows to bootstrap from.
       items_per_unroll: I.
+      cross_episodes: whether an unroll goes on with the next episode; see `unroll.UnrollStore`.
     """
 
     burn_in_steps: int
     loss_steps: int
     items_per_unroll: int
+    cross_episodes: bool
 
 
 class Agent(Protocol):

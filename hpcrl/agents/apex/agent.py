@@ -25,7 +25,7 @@ def make_network(
 
 def window(config: ApexConfig, unroll_steps: int) -> ReplayWindow:
     """Return one item per step: n rows and the one to bootstrap from."""
-    return ReplayWindow(0, config.num_steps, config.items_per_unroll(unroll_steps))
+    return ReplayWindow(0, config.num_steps, config.items_per_unroll(unroll_steps), True)
 
 
 class ApexAgent:

@@ -14,7 +14,12 @@ def window(config: R2D2Config, unroll_steps: int) -> ReplayWindow:
             f"agent.burn_in_steps {config.burn_in_steps} must be less than learner.unroll_steps "
             f"{unroll_steps}: the recurrent state is recorded once per unroll"
         )
-    return ReplayWindow(config.burn_in_steps, unroll_steps, config.items_per_unroll(unroll_steps))
+    return ReplayWindow(
+        config.burn_in_steps,
+        unroll_steps,
+        config.items_per_unroll(unroll_steps),
+        config.cross_episodes,
+    )
 
 
 class R2D2Agent:

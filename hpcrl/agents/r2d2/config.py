@@ -21,6 +21,10 @@ class R2D2Config(QLearningConfig):
     `learner.unroll_steps`."""
     priority_eta: Fraction = 0.9
     """A sequence's priority is eta times its largest error plus (1 - eta) times the mean."""
+    cross_episodes: bool = True
+    """Whether a sequence goes on with the next episode, as in SEED RL (the recurrent state is
+    reset inside); false: it ends with its episode, as in the R2D2 paper, and is filled up with
+    rows that are not trained on."""
 
     def items_per_unroll(self, unroll_steps: int) -> int:
         """Replay items of one unroll: it is one sequence."""
