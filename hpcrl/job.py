@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.root import Config
 from hpcrl.link import Group, Link
 from hpcrl.slots import Client
@@ -21,8 +23,7 @@ ACTOR_STAGES = ("step", "pack", "send", "wait")
 INFERENCE_STAGES = ("wait", "blocked", "batch", "forward", "scatter", "unroll", "weights")
 LEARNER_STAGES = ("wait", "batch", "copy", "forward_backward", "all_reduce", "optimizer", "publish")
 
-_REPLAY_UNROLLS_IN_FLIGHT = 4
-"""From each inference rank to its learner: a replay stores unrolls as they come."""
+_MIN_REPLAY_SLOTS = 4
 
 
 def local_batch_unrolls(config: Config, topology: Topology) -> int:
@@ -30,10 +31,24 @@ def local_batch_unrolls(config: Config, topology: Topology) -> int:
     return config.learner.batch_unrolls // len(topology.learner_ranks)
 
 
+def unrolls_per_learner_step(config: Config) -> float:
+    """Return how many unrolls all learners together receive for each step, on average."""
+    if isinstance(config.agent, VTraceConfig):
+        return config.learner.batch_unrolls
+    items = config.agent.items_per_unroll(config.learner.unroll_steps)
+    return config.learner.batch_unrolls / (config.replay.ratio * items)
+
+
+def _replay_slots(config: Config, topology: Topology, sources: int) -> int:
+    """Room for what comes from each source during one learner step: acting goes on meanwhile."""
+    unrolls = unrolls_per_learner_step(config) / len(topology.learner_ranks)
+    return max(_MIN_REPLAY_SLOTS, math.ceil(unrolls / sources))
+
+
 def queue_slots_per_source(config: Config, topology: Topology, sources: int) -> int:
     """Return how many receive slots a learner posts for each of its `sources`."""
     if config.layout == "replay" and not config.learner.queue_unrolls:
-        return _REPLAY_UNROLLS_IN_FLIGHT
+        return _replay_slots(config, topology, sources)
     queue = config.learner.queue_unrolls or 2 * local_batch_unrolls(config, topology)
     return max(1, -(-queue // sources))
 
@@ -41,7 +56,7 @@ def queue_slots_per_source(config: Config, topology: Topology, sources: int) -> 
 def credit_unrolls(config: Config, topology: Topology, sources: int) -> int:
     """Return how many unrolls each of a learner's `sources` may have in flight."""
     if config.layout == "replay" and not config.inference.credits_unrolls:
-        return _REPLAY_UNROLLS_IN_FLIGHT
+        return _replay_slots(config, topology, sources)
     share = -(-local_batch_unrolls(config, topology) // sources)
     return config.inference.credits_unrolls or max(1, share)
 

@@ -10,6 +10,7 @@ from hpcrl.job import (
     full_batch_rows,
     local_batch_unrolls,
     queue_slots_per_source,
+    unrolls_per_learner_step,
 )
 from hpcrl.specs import EnvSpec
 from hpcrl.topology import Topology
@@ -95,11 +96,7 @@ def _replay_step(config: Config, topology: Topology, frame_skip: int | None) -> 
 
 def steps_per_learner_step(config: Config) -> float:
     """Agent steps that the counters advance by at each learner step, on average."""
-    learner, agent = config.learner, config.agent
-    if isinstance(agent, VTraceConfig):
-        return learner.batch_unrolls * learner.unroll_steps
-    items_per_step = agent.items_per_unroll(learner.unroll_steps) / learner.unroll_steps
-    return learner.batch_unrolls / (config.replay.ratio * items_per_step)
+    return unrolls_per_learner_step(config) * config.learner.unroll_steps
 
 
 def _inference_batch(config: Config, topology: Topology) -> list[str]:

@@ -126,7 +126,7 @@ class LearnerConfig:
     auto: horovod where it is installed, else mpi."""
     queue_unrolls: NonNegative = 0
     """Receive slots of a learner, the on-policy queue; 0: twice its share of the batch, or
-    with a replay 4 for each inference rank."""
+    with a replay what arrives during one step."""
     threads: NonNegative = 0
     """torch threads of a learner rank; 0: its share of the node's cores."""
     check_parameters_every: NonNegative = 100
@@ -168,7 +168,7 @@ class InferenceConfig:
     """Longest time that the first waiting row waits for the batch to fill."""
     credits_unrolls: NonNegative = 0
     """Unrolls on the way to the learner before acting is held back; 0: the learner's batch
-    divided by its inference ranks, or with a replay 4."""
+    divided by its inference ranks, or with a replay what it completes during one step."""
     precision: Precision = "float32"
     """Autocast of the forward pass."""
     threads: NonNegative = 0
