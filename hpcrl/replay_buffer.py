@@ -116,14 +116,15 @@ class ReplayBuffer:
             config.compression,
         )
 
-    def serve(self) -> None:
+    def serve(self) -> bool:
         """Store arrived unrolls while there is no credit for two batches."""
-        self._inbox.poll()
+        arrived = self._inbox.poll()
         while len(self._inbox) and (not self._filled or self._credit < 2 * self._batch):
             slot = self._inbox.take(1)
             views = {name: view[slot[0]] for name, view in self._inbox.views.items()}
             self._store(views)
             self._inbox.release(slot)
+        return arrived
 
     def _store(self, views: Mapping[str, npt.NDArray[Any]]) -> None:
         layout = self.shard.layout

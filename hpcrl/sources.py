@@ -37,8 +37,8 @@ class Source(Protocol):
 
     rules: Mapping[str, Rule]
 
-    def serve(self) -> None:
-        """Take in what has arrived; returns at once."""
+    def serve(self) -> bool:
+        """Take in what has arrived, at once; return whether there was anything."""
 
     def ready(self) -> bool:
         """Whether a batch can be taken."""
@@ -79,9 +79,9 @@ class OnPolicyQueue:
         slots = job.queue_slots_per_source(len(clients))
         self._inbox = UnrollInbox(job.link, clients, job.unroll, slots)
 
-    def serve(self) -> None:
-        """Take note of arrived unrolls."""
-        self._inbox.poll()
+    def serve(self) -> bool:
+        """Take note of arrived unrolls; return whether there were any."""
+        return self._inbox.poll()
 
     def ready(self) -> bool:
         """Whether a batch has arrived."""

@@ -121,12 +121,13 @@ class Learner:
         self.returns = RollingReturns.from_list(data["returns"])
         self.source.restore(self.counters.learner_steps)
 
-    def serve(self) -> None:
-        """Everything that must go on while this rank waits."""
-        self.source.serve()
+    def serve(self) -> bool:
+        """Do all that must go on while this rank waits; return whether unrolls arrived."""
+        arrived = self.source.serve()
         self.publisher.serve(self.trainer.parameters, self.counters.learner_steps)
         if self.book:
             self.book.poll()
+        return arrived
 
     def poll_last(self) -> None:
         """Take in what acting ranks still report while all ranks finish."""
@@ -152,7 +153,8 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
     )
     voted, reason = False, ""
     while True:
-        learner.serve()
+        if learner.serve():
+            waiter.progress()  # a replay may take longer to fill than a healthy peer may be silent
         if not voted:
             goal = goal_reached(job.config.stop, counters, learner.returns if book else None)
             vote = Stop.GOAL if goal else Stop.REQUEUE if stop_signal.reason else Stop.NO
