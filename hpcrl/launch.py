@@ -279,14 +279,13 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     if group is None:
         raise RuntimeError("a learner belongs to the learners' group")
     from hpcrl.roles import learner as learners
-    from hpcrl.sources import make_source
 
     source = _attempt(
         seat.world,
         seat.link.label,
         exit_codes.USAGE,
         (ValueError, MemoryError),
-        lambda: make_source(job, brain),
+        lambda: learners.make_source(job, brain),
     )
     learner = _attempt(
         seat.world,

@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol
 
 from hpcrl.agreement import Rule
 from hpcrl.batches import assemble
-from hpcrl.brain import Brain
 from hpcrl.job import Job
 from hpcrl.trainer import StepResult
 from hpcrl.types import UnrollBatch
@@ -120,16 +119,3 @@ class OnPolicyQueue:
     def close(self, learner_steps: int) -> None:
         """Withdraw the posted receives."""
         self._inbox.close()
-
-
-def make_source(job: Job, brain: Brain) -> Source:
-    """Return the source of the agent's layout.
-
-    Raises:
-      ValueError: the replay can't hold what it must.
-      MemoryError: the replay doesn't fit into memory.
-    """
-    from hpcrl.replay_buffer import ReplayBuffer
-
-    window = brain.window
-    return OnPolicyQueue(job) if window is None else ReplayBuffer(job, window)

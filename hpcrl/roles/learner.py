@@ -21,7 +21,8 @@ from hpcrl.counters import Counters, RollingReturns
 from hpcrl.data_parallel import DataParallel, check_in_sync, make_data_parallel
 from hpcrl.job import LEARNER_STAGES, Job
 from hpcrl.link import Group, wait_until
-from hpcrl.sources import Source
+from hpcrl.replay_buffer import ReplayBuffer
+from hpcrl.sources import OnPolicyQueue, Source
 from hpcrl.stats import StatsCollector
 from hpcrl.stopping import Stop, StopSignal, goal_reached
 from hpcrl.timing import StageTimer
@@ -42,6 +43,17 @@ class Outcome:
     def exit_code(self) -> int:
         """0 when the goal was reached, 75 to be started again."""
         return exit_codes.DONE if self.stop is Stop.GOAL else exit_codes.REQUEUE
+
+
+def make_source(job: Job, brain: Brain) -> Source:
+    """Return where the agent's batches come from.
+
+    Raises:
+      ValueError: the replay can't hold what it must.
+      MemoryError: the replay doesn't fit into memory.
+    """
+    window = brain.window
+    return OnPolicyQueue(job) if window is None else ReplayBuffer(job, window)
 
 
 class Learner:
