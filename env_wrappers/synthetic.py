@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from env_wrappers import recall
 from env_wrappers.actions import ActionCodec
 from env_wrappers.batch import Arrays, EnvBatch, EpisodeTotals, StepBatch, env_spec, reset_batch
 from env_wrappers.errors import EnvError, suggestion
@@ -126,13 +127,15 @@ class CountingBatch(EnvBatch):
 def make(
     name: str, target: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any]
 ) -> EnvBatch:
-    """Make `target`, which is "counting"; options as in `DEFAULTS`.
+    """Make `target`: "counting", with options as in `DEFAULTS`, or "recall".
 
     Raises:
       EnvError: no such environment, or an option that cannot work.
     """
+    if target == "recall":
+        return recall.make(name, num_envs, seeds, options)
     if target != "counting":
-        hint = suggestion(target, ["counting"]) or "; there is: counting"
+        hint = suggestion(target, ["counting", "recall"]) or "; there are: counting, recall"
         raise EnvError(f"there is no synthetic environment {target!r}{hint}")
     resolved = resolve_options(name, options, DEFAULTS)
     for key in ("episode_length", "frame_stack", "num_actions"):

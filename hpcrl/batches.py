@@ -1,4 +1,4 @@
-"""Unrolls in a learner's receive slots → one time-major batch with stacks rebuilt."""
+"""Received unrolls, or sampled ones → one time-major batch with stacks rebuilt."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from hpcrl.ops.frame_stack import stack_frames
+from hpcrl.replay.records import ReplaySample
 from hpcrl.specs import ArraySpec, EnvSpec
 from hpcrl.types import UnrollBatch
 
@@ -72,6 +73,37 @@ def assemble(
         observation=observation,
         behaviour={name: _time_major(views[f"behaviour:{name}"], slots) for name in behaviour},
         core_state=torch.from_numpy(views["core_state"][slots]),
+        **rows,
+    )
+
+
+def assemble_sample(
+    sample: ReplaySample, weight: npt.NDArray[np.float64], env: EnvSpec, core_size: int
+) -> UnrollBatch:
+    """Return sampled sequences as a batch, `[window, B, ...]`; plain rows are not copied.
+
+    Args:
+      sample: of a shard whose rows are `wire.row_fields`.
+      weight: `<float64>[B]`, importance weights.
+      env: the environment's spec.
+      core_size: S.
+    """
+    rows = {name: torch.from_numpy(sample.rows[name]) for name in _ROWS}
+    observation = {}
+    for path, leaf in env.observation.items():
+        frames = sample.rows[f"obs:{path}"]
+        if leaf.stack > 1:
+            prefix = sample.prefixes[f"obs:{path}"]
+            frames = stack_frames(frames, prefix, sample.rows["start"])
+        observation[path] = torch.from_numpy(frames)
+    weights = torch.from_numpy(weight.astype(np.float32))
+    core_state = sample.items.get("core_state")
+    if core_state is None:
+        core_state = np.zeros((len(weight), core_size), np.float32)
+    return UnrollBatch(
+        observation=observation,
+        behaviour={"weight": weights.expand(len(sample.valid), -1)},
+        core_state=torch.from_numpy(core_state),
         **rows,
     )
 

@@ -32,7 +32,7 @@ class Bookkeeper:
       restart: restart index.
       backend: gradient backend in use, for STATUS.json.
       counters: totals so far; the learner advances them.
-      returns: of the last 100 episodes.
+      returns: of the last 100 episodes, or of those of evaluation environments.
       collector: statistics of the acting ranks.
     """
 
@@ -57,6 +57,9 @@ class Bookkeeper:
         self._writer = CheckpointWriter(run_dir, config.checkpoint.keep)
         self.progress = Progress(str(run_dir), config.stop)
         self._facts = {"restart": restart, "backend": backend, "world_size": topology.world_size}
+        # With evaluation environments the returns to show and to stop on are theirs.
+        self._has_evaluation = getattr(config.agent, "evaluation_envs", 0) > 0
+        self._exploring = RollingReturns()
         self._sums: dict[str, float] = defaultdict(float)
         self._latest: dict[str, float] = {}
         self._steps = 0
@@ -96,7 +99,9 @@ class Bookkeeper:
         now_s = time.monotonic()
         self.counters.wall_time_s += now_s - self._last_s
         self._last_s = now_s
-        self.returns.extend(episodes)
+        for episode in episodes:
+            shown = episode.evaluation or not self._has_evaluation
+            (self.returns if shown else self._exploring).extend([(episode.score, episode.steps)])
         self.counters.episodes += len(episodes)
 
     def freeze(self) -> None:
@@ -106,10 +111,10 @@ class Bookkeeper:
         """
         self._frozen = True
 
-    def note_step(self, values: Mapping[str, float], queue_fill: float) -> None:
+    def note_step(self, values: Mapping[str, float]) -> None:
         """Note the figures of one learner step; a report shows means, but of the learning rate."""
         self._latest = {"learning_rate": values["learning_rate"]}
-        for name, value in {**values, "queue_fill": queue_fill}.items():
+        for name, value in values.items():
             self._sums[name] += value
         self._steps += 1
 
@@ -132,6 +137,8 @@ class Bookkeeper:
         self._steps = 0
         values |= self._latest
         values |= self.returns.values()
+        if self._has_evaluation:
+            values["exploring_mean_return_100"] = self._exploring.mean_return
         values |= self._rates(stages)
         values["checkpoint_copy_s"] = self.checkpoint_copy_s
         record = self._metrics.write(self.counters, values)

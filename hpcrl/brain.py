@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import nn
 
-from hpcrl.agents import ActOutput, LossOutput, load_agent
+from hpcrl.agents import (
+    LAYOUT_OF_AGENT,
+    ActOutput,
+    LossOutput,
+    ReplayAgent,
+    ReplayWindow,
+    load_agent,
+)
 from hpcrl.config.root import Config
-from hpcrl.nets.actor_critic import ActorCritic
+from hpcrl.nets.network import Network
 from hpcrl.ops.distributions import ActionDistribution
+from hpcrl.ops.exploration import Exploration
 from hpcrl.specs import ArraySpec, EnvSpec
 from hpcrl.types import NetInputs, UnrollBatch
 
@@ -33,24 +45,16 @@ class Brain:
         self._agent = load_agent(config.agent.name)
         self.distribution = ActionDistribution(env.action, config.network.continuous)
 
-    def make_network(self, seed: int) -> ActorCritic:
-        """Build the network with initial weights that depend on `seed` alone."""
+    def make_network(self, seed: int) -> Network:
+        """Build the network with initial weights that depend on `seed` alone.
+
+        Raises:
+          ValueError: the agent can't learn in this environment or with this network.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = self._config.network
-            return ActorCritic(
-                self._env,
-                self.distribution,
-                torso=network.torso,
-                hidden_sizes=network.hidden_sizes,
-                activation=network.activation,
-                shared_torso=network.shared_torso,
-                core=network.core,
-                core_size=network.core_size,
-                use_previous_action=network.use_previous_action,
-                use_previous_reward=network.use_previous_reward,
-                previous_reward_clip=network.previous_reward_clip,
-                state_independent_std=network.state_independent_std,
+            return self._agent.make_network(
+                self._env, self.distribution, self._config.network, self._config.agent
             )
 
     @property
@@ -58,22 +62,57 @@ class Brain:
         """What acting records per row."""
         return self._agent.behaviour_spec()
 
+    @property
+    def window(self) -> ReplayWindow | None:
+        """Which rows one replay item needs; None for an agent that learns without a replay.
+
+        Raises:
+          ValueError: the unroll is too short for it.
+        """
+        config = self._config
+        if LAYOUT_OF_AGENT[config.agent.name] != "replay":
+            return None
+        agent = cast("ReplayAgent", self._agent)
+        return agent.window(config.agent, config.learner.unroll_steps)
+
+    @property
+    def target_update_steps(self) -> int:
+        """Learner steps between copies to the target network; 0: there is none."""
+        return getattr(self._config.agent, "target_update_steps", 0)
+
+    def exploration(self, env_ids: npt.NDArray[np.int64], num_envs: int) -> Exploration | None:
+        """Return how some of the job's environments explore; see `agents.Agent.exploration`."""
+        return self._agent.exploration(env_ids, num_envs, self._config.agent)
+
     def act(
         self,
-        network: ActorCritic,
+        network: nn.Module,
         inputs: NetInputs,
         core_state: torch.Tensor,
         generator: torch.Generator,
         greedy: bool = False,
+        epsilon: torch.Tensor | None = None,
     ) -> ActOutput:
         """Choose actions for one step of N rows; see `agents.Agent.act`."""
-        return self._agent.act(network, self.distribution, inputs, core_state, generator, greedy)
+        return self._agent.act(
+            network, self.distribution, inputs, core_state, generator, greedy, epsilon
+        )
+
+    def initial_priorities(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return priorities of new replay items; see `agents.ReplayAgent.initial_priorities`."""
+        return cast("ReplayAgent", self._agent).initial_priorities(rows, self._config.agent)
 
     def loss(
-        self, network: ActorCritic, batch: UnrollBatch, generator: torch.Generator
+        self,
+        network: nn.Module,
+        batch: UnrollBatch,
+        generator: torch.Generator,
+        target: nn.Module | None = None,
     ) -> LossOutput:
         """Return the sums to minimise; see `agents.Agent.loss`."""
-        return self._agent.loss(network, self.distribution, batch, self._config.agent, generator)
+        return self._agent.loss(
+            network, self.distribution, batch, self._config.agent, generator, target
+        )
 
     def summarize(self, sums: dict[str, float], count: float) -> dict[str, float]:
         """Return figures to show from metrics summed over a global batch."""

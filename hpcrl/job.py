@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.root import Config
 from hpcrl.link import Group, Link
 from hpcrl.slots import Client
@@ -21,20 +23,40 @@ ACTOR_STAGES = ("step", "pack", "send", "wait")
 INFERENCE_STAGES = ("wait", "blocked", "batch", "forward", "scatter", "unroll", "weights")
 LEARNER_STAGES = ("wait", "batch", "copy", "forward_backward", "all_reduce", "optimizer", "publish")
 
+_MIN_REPLAY_SLOTS = 4
+
 
 def local_batch_unrolls(config: Config, topology: Topology) -> int:
     """Return how many unrolls each learner takes per step."""
     return config.learner.batch_unrolls // len(topology.learner_ranks)
 
 
+def unrolls_per_learner_step(config: Config) -> float:
+    """Return how many unrolls all learners together receive for each step, on average."""
+    if isinstance(config.agent, VTraceConfig):
+        return config.learner.batch_unrolls
+    items = config.agent.items_per_unroll(config.learner.unroll_steps)
+    return config.learner.batch_unrolls / (config.replay.ratio * items)
+
+
+def _replay_slots(config: Config, topology: Topology, sources: int) -> int:
+    """Room for what comes from each source during one learner step: acting goes on meanwhile."""
+    unrolls = unrolls_per_learner_step(config) / len(topology.learner_ranks)
+    return max(_MIN_REPLAY_SLOTS, math.ceil(unrolls / sources))
+
+
 def queue_slots_per_source(config: Config, topology: Topology, sources: int) -> int:
     """Return how many receive slots a learner posts for each of its `sources`."""
+    if config.layout == "replay" and not config.learner.queue_unrolls:
+        return _replay_slots(config, topology, sources)
     queue = config.learner.queue_unrolls or 2 * local_batch_unrolls(config, topology)
     return max(1, -(-queue // sources))
 
 
 def credit_unrolls(config: Config, topology: Topology, sources: int) -> int:
     """Return how many unrolls each of a learner's `sources` may have in flight."""
+    if config.layout == "replay" and not config.inference.credits_unrolls:
+        return _replay_slots(config, topology, sources)
     share = -(-local_batch_unrolls(config, topology) // sources)
     return config.inference.credits_unrolls or max(1, share)
 
@@ -113,17 +135,19 @@ class Job(Seat):
       env: the environment's spec.
       behaviour: what acting records per step; empty on ranks that see no unrolls.
       core_size: S, length of the recurrent state.
+      replay_items: replay items of each unroll, 0 without a replay.
     """
 
     env: EnvSpec
     behaviour: Mapping[str, ArraySpec]
     core_size: int
+    replay_items: int = 0
 
     @cached_property
     def unroll(self) -> Layout:
         """The unroll message."""
         steps = self.config.learner.unroll_steps
-        return unroll_layout(self.env, self.behaviour, steps, self.core_size)
+        return unroll_layout(self.env, self.behaviour, steps, self.core_size, self.replay_items)
 
     def clients(self, inference_rank: int) -> list[Client]:
         """Slots of an inference rank: every group of every one of its actors."""

@@ -227,7 +227,8 @@ def _prepare_actor(start: Start) -> Callable[[], int]:
     job = Job(**vars(seat), env=env, behaviour={}, core_size=0)
     _connect(start, job, False, EnvSpec.from_json(groups[0].spec))
     seat.link.group(seat.topology.learner_ranks)
-    agree_to_start(seat.world, seat.link.label, None)
+    for _ in range(2):  # the learners' sources of batches, then the learners themselves
+        agree_to_start(seat.world, seat.link.label, None)
 
     def run() -> int:
         actor.run(job, groups)
@@ -244,12 +245,21 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     agree_to_start(seat.world, seat.link.label, None)
     env = _share_spec(start, None)
 
-    def build() -> tuple[Brain, int]:
+    def build() -> tuple[Brain, int, int]:
         brain = Brain(config, env)
-        return brain, brain.make_network(0).state_size
+        items = brain.window.items_per_unroll if brain.window else 0
+        return brain, brain.make_network(0).state_size, items
 
-    brain, core_size = _attempt(seat.world, seat.link.label, exit_codes.USAGE, (ValueError,), build)
-    job = Job(**vars(seat), env=env, behaviour=brain.behaviour, core_size=core_size)
+    brain, core_size, replay_items = _attempt(
+        seat.world, seat.link.label, exit_codes.USAGE, (ValueError,), build
+    )
+    job = Job(
+        **vars(seat),
+        env=env,
+        behaviour=brain.behaviour,
+        core_size=core_size,
+        replay_items=replay_items,
+    )
     device = rank_device(seat.topology, seat.rank)
     if seat.rank == seat.root:
         print("\n".join(derived_numbers(config, seat.topology, env, job.unroll)), flush=True)
@@ -258,7 +268,8 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     if role == "inference":
         from hpcrl.roles import inference
 
-        agree_to_start(seat.world, seat.link.label, None)
+        for _ in range(2):  # the learners' sources of batches, then the learners themselves
+            agree_to_start(seat.world, seat.link.label, None)
 
         def run() -> int:
             inference.run(job, brain, device)
@@ -269,12 +280,19 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
         raise RuntimeError("a learner belongs to the learners' group")
     from hpcrl.roles import learner as learners
 
+    source = _attempt(
+        seat.world,
+        seat.link.label,
+        exit_codes.USAGE,
+        (ValueError, MemoryError),
+        lambda: learners.make_source(job, brain),
+    )
     learner = _attempt(
         seat.world,
         seat.link.label,
         exit_codes.USAGE,
         (ValueError,),
-        lambda: learners.Learner(job, brain, device, group, start.checkpoint),
+        lambda: learners.Learner(job, brain, device, group, source, start.checkpoint),
     )
     return lambda: _learn(start, job, learner)
 

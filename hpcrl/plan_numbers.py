@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.root import Config
 from hpcrl.human import format_bytes
 from hpcrl.job import (
@@ -9,6 +10,7 @@ from hpcrl.job import (
     full_batch_rows,
     local_batch_unrolls,
     queue_slots_per_source,
+    unrolls_per_learner_step,
 )
 from hpcrl.specs import EnvSpec
 from hpcrl.topology import Topology
@@ -55,7 +57,9 @@ def _build(config: Config) -> tuple[EnvSpec, Layout]:
     env = EnvSpec.from_json(describe(config.env.name, config.env.options))
     brain = Brain(config, env)
     core_size = brain.make_network(seed=0).state_size
-    return env, unroll_layout(env, brain.behaviour, config.learner.unroll_steps, core_size)
+    items = brain.window.items_per_unroll if brain.window else 0
+    steps = config.learner.unroll_steps
+    return env, unroll_layout(env, brain.behaviour, steps, core_size, items)
 
 
 def _environments(config: Config, topology: Topology) -> str:
@@ -68,6 +72,8 @@ def _environments(config: Config, topology: Topology) -> str:
 
 
 def _learner_step(config: Config, topology: Topology, frame_skip: int | None) -> str:
+    if not isinstance(config.agent, VTraceConfig):
+        return _replay_step(config, topology, frame_skip)
     unrolls, steps = config.learner.batch_unrolls, config.learner.unroll_steps
     frames = f" = {unrolls * steps * frame_skip:,} frames" if frame_skip else ""
     share = local_batch_unrolls(config, topology)
@@ -75,6 +81,22 @@ def _learner_step(config: Config, topology: Topology, frame_skip: int | None) ->
         f"a learner step: {unrolls} unrolls x {steps} = {unrolls * steps:,} agent steps{frames}; "
         f"each learner takes {share} unrolls"
     )
+
+
+def _replay_step(config: Config, topology: Topology, frame_skip: int | None) -> str:
+    stored, share = steps_per_learner_step(config), local_batch_unrolls(config, topology)
+    frames = f" = {stored * frame_skip:,.0f} frames" if frame_skip else ""
+    replay, learners = config.replay, len(topology.learner_ranks)
+    return (
+        f"a learner step: {config.learner.batch_unrolls} sampled items, {share} of each learner, "
+        f"for every {stored:,.0f} agent steps{frames} stored (ratio {replay.ratio:g}); each of "
+        f"{learners} learners stores {replay.capacity_unrolls // learners:,} unrolls"
+    )
+
+
+def steps_per_learner_step(config: Config) -> float:
+    """Agent steps that the counters advance by at each learner step, on average."""
+    return unrolls_per_learner_step(config) * config.learner.unroll_steps
 
 
 def _inference_batch(config: Config, topology: Topology) -> list[str]:
@@ -104,13 +126,13 @@ def _unrolls(config: Config, topology: Topology, unroll: Layout | None) -> str:
 
 
 def _end(config: Config, frame_skip: int | None) -> list[str]:
-    steps = config.learner.batch_unrolls * config.learner.unroll_steps
+    steps = steps_per_learner_step(config)
     stop = config.stop
     limits = [("agent steps", stop.agent_steps, steps)]
     if frame_skip:
         limits.append(("frames", stop.frames, steps * frame_skip))
     return [
-        f"the end: {limit:,} {unit} are {-(-limit // per_step):,} learner steps"
+        f"the end: {limit:,} {unit} are {-(-limit // per_step):,.0f} learner steps"
         for unit, limit, per_step in limits
         if limit
     ]

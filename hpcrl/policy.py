@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 
 from hpcrl.brain import Brain, autocast
+from hpcrl.initial_priority import InitialPriorities
+from hpcrl.ops.exploration import Exploration
 from hpcrl.ops.frame_stack import FrameStacker
 from hpcrl.optim import FlatParameters
 from hpcrl.slots import Rows
@@ -41,6 +43,7 @@ class Policy:
       precision: autocast of the forward pass.
       seed: of the action sampling.
       greedy: take the likeliest action instead of a sample.
+      epsilon: `<float32>[N]`, probability of an action at random, for agents that explore so.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class Policy:
         precision: str,
         seed: int,
         greedy: bool = False,
+        epsilon: npt.NDArray[np.float32] | None = None,
     ):
         self._brain = brain
+        self._epsilon = None if epsilon is None else torch.from_numpy(epsilon).to(device)
         self._device = device
         self._precision = precision
         self._greedy = greedy
@@ -146,7 +151,14 @@ class Policy:
             self._tensor(start),
         )
         with autocast(self._precision, self._device):
-            out = self._brain.act(self._network, inputs, before, self._generator, self._greedy)
+            out = self._brain.act(
+                self._network,
+                inputs,
+                before,
+                self._generator,
+                self._greedy,
+                None if self._epsilon is None else self._epsilon[index],
+            )
         action: npt.NDArray[np.generic] = out.action.cpu().numpy()
         if not final.any():
             self._core_state[index] = out.core_state
@@ -186,6 +198,7 @@ class ActingPolicy(Policy):
       device: where the network lives.
       precision: autocast of the forward pass.
       seed: of the action sampling.
+      exploration: of the N environments; evaluation environments leave no unrolls.
     """
 
     def __init__(
@@ -198,9 +211,22 @@ class ActingPolicy(Policy):
         device: torch.device,
         precision: str,
         seed: int,
+        exploration: Exploration | None = None,
     ):
-        super().__init__(brain, env, len(env_ids), device, precision, seed)
-        self._store = UnrollStore(layout, unroll_steps, env_ids)
+        epsilon = None if exploration is None else exploration.epsilon
+        super().__init__(brain, env, len(env_ids), device, precision, seed, epsilon=epsilon)
+        window = brain.window
+        self._store = UnrollStore(
+            layout,
+            unroll_steps,
+            env_ids,
+            window.burn_in_steps if window else 0,
+            window.cross_episodes if window else True,
+        )
+        self._priorities = InitialPriorities(brain, layout, len(env_ids)) if window else None
+        self.evaluation = (
+            np.zeros(len(env_ids), bool) if exploration is None else exploration.evaluation
+        )
         self._decided: list[_Decided] = []
 
     def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
@@ -215,9 +241,25 @@ class ActingPolicy(Policy):
     def record(self) -> list[npt.NDArray[np.uint8]]:
         """Append the decided rows; return the unrolls that are complete, `<uint8>[n, nbytes]`."""
         complete = []
-        for ids, fields, core_state, prefix in self._decided:
+        for decided in self._decided:
+            ids, fields, core_state, prefix = self._learned_from(decided)
             ids = self._store.append(ids, fields, core_state.cpu().numpy(), prefix)
             if len(ids):
-                complete.append(self._store.take(ids))
+                unrolls = self._store.take(ids)
+                if self._priorities:
+                    self._priorities.fill(ids, unrolls)
+                complete.append(unrolls)
         self._decided.clear()
         return complete
+
+    def _learned_from(self, decided: _Decided) -> _Decided:
+        """Return the rows of training environments."""
+        keep = ~self.evaluation[decided.ids]
+        if keep.all():
+            return decided
+        return _Decided(
+            decided.ids[keep],
+            {name: field[keep] for name, field in decided.fields.items()},
+            decided.core_state[torch.from_numpy(keep)],
+            {name: frames[keep] for name, frames in decided.prefix.items()},
+        )

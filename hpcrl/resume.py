@@ -34,6 +34,9 @@ MAY_CHANGE = (
     "learner.threads",
     "learner.queue_unrolls",
     "learner.micro_batches",
+    "replay.capacity_unrolls",
+    "replay.compression",
+    "replay.memory_bytes",
     "env.envs_per_actor",
     "env.groups",
 )

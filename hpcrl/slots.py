@@ -45,8 +45,15 @@ class Rows(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """Episodes that ended: `<float32>[n]` unclipped returns and `<int32>[n]` agent steps."""
+    """Episodes that ended.
 
+    Attributes:
+      ids: `<intp>[n]` row of this inference rank.
+      returns: `<float32>[n]`, unclipped.
+      steps: `<int32>[n]`, agent steps.
+    """
+
+    ids: npt.NDArray[np.intp]
     returns: npt.NDArray[np.float32]
     steps: npt.NDArray[np.int32]
 
@@ -182,8 +189,11 @@ class StepSlots:
     def episodes(self, slots: npt.NDArray[np.intp]) -> Episodes:
         """Return the episodes that ended in `slots`."""
         ended = self._step["ended"][slots] & self._step["valid"][slots]
+        ids = slots[:, None] * self._rows_per_slot + np.arange(self._rows_per_slot)
         return Episodes(
-            self._step["episode_return"][slots][ended], self._step["episode_steps"][slots][ended]
+            ids[ended],
+            self._step["episode_return"][slots][ended],
+            self._step["episode_steps"][slots][ended],
         )
 
     def timers_s(self) -> npt.NDArray[np.float64]:

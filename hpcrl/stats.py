@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,15 @@ from hpcrl.link import Incoming, Link
 from hpcrl.wire import Layout, Tag, stats_layout
 
 _EPISODES_PER_MESSAGE = 256
+
+
+class Episode(NamedTuple):
+    """An episode that ended: unclipped return, agent steps, and whether it only measured."""
+
+    score: float
+    steps: int
+    evaluation: bool
+
 
 COUNTERS = (
     "env_steps",
@@ -46,12 +56,18 @@ class StatsReporter:
         self._next_s = time.monotonic() + every_s
         self._sent = dict.fromkeys(COUNTERS, 0.0)
         self.totals = dict.fromkeys(COUNTERS, 0.0)
-        self._episodes: deque[tuple[float, int]] = deque()
+        self._episodes: deque[Episode] = deque()
 
-    def add_episodes(self, returns: npt.NDArray[np.float32], steps: npt.NDArray[np.int32]) -> None:
+    def add_episodes(
+        self,
+        returns: npt.NDArray[np.float32],
+        steps: npt.NDArray[np.int32],
+        evaluation: npt.NDArray[np.bool_],
+    ) -> None:
         """Note episodes that ended."""
         self.totals["episodes"] += len(returns)
-        self._episodes.extend(zip(returns.tolist(), steps.tolist(), strict=True))
+        columns = (returns.tolist(), steps.tolist(), evaluation.tolist())
+        self._episodes.extend(map(Episode, *columns))
 
     def set_stages(self, prefix: str, seconds: Mapping[str, float]) -> None:
         """Note total stage seconds as counters `prefix_stage_s`."""
@@ -77,9 +93,10 @@ class StatsReporter:
         count = min(len(self._episodes), _EPISODES_PER_MESSAGE)
         views["num_episodes"][...] = count
         for index in range(count):
-            returned, steps = self._episodes.popleft()
-            views["episode_return"][index] = returned
-            views["episode_steps"][index] = steps
+            episode = self._episodes.popleft()
+            views["episode_return"][index] = episode.score
+            views["episode_steps"][index] = episode.steps
+            views["episode_evaluation"][index] = episode.evaluation
         self._sender.start()
 
     def done(self) -> bool:
@@ -105,24 +122,25 @@ class StatsCollector:
         for index in range(len(sources)):
             self._receivers.start(index)
         self.totals = dict.fromkeys(COUNTERS, 0.0)
-        self._episodes: list[tuple[float, int]] = []
+        self._episodes: list[Episode] = []
 
     def poll(self) -> None:
         """Take in what has arrived."""
         for index in self._receivers.poll():
             for name in COUNTERS:
                 self.totals[name] += float(self._views[name][index])
-            for episode in range(int(self._views["num_episodes"][index])):
+            for place in range(int(self._views["num_episodes"][index])):
                 self._episodes.append(
-                    (
-                        float(self._views["episode_return"][index, episode]),
-                        int(self._views["episode_steps"][index, episode]),
+                    Episode(
+                        float(self._views["episode_return"][index, place]),
+                        int(self._views["episode_steps"][index, place]),
+                        bool(self._views["episode_evaluation"][index, place]),
                     )
                 )
             self._receivers.start(index)
 
-    def take_episodes(self) -> list[tuple[float, int]]:
-        """Return (return, agent steps) of the episodes since the last call."""
+    def take_episodes(self) -> list[Episode]:
+        """Return the episodes since the last call."""
         episodes, self._episodes = self._episodes, []
         return episodes
 

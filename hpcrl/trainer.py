@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from hpcrl.batches import part
 from hpcrl.brain import Brain, autocast
@@ -28,22 +29,26 @@ class StepResult(NamedTuple):
     """One learner step over the global batch.
 
     Attributes:
-      num_steps: real transitions, each one agent step that was trained on.
+      num_steps: real transitions, each one agent step that was trained on; with a replay,
+        sampled items.
       values: the agent's figures, learning rate, gradient norm and policy lag.
       skipped: float16 only: the step was skipped, as the scaled gradient overflowed.
+      priorities: `<float32>[B]`, of this learner's replay items; None without a replay.
     """
 
     num_steps: int
     values: dict[str, float]
     skipped: bool
+    priorities: npt.NDArray[np.float32] | None = None
 
 
 class Trainer:
     """Network, optimizer and the global-batch gradient step.
 
-    The gradient is that of the MEAN loss over all real transitions of the global batch:
-    every learner sums over its own, gradients and counts travel in one all-reduce, and the
-    division and the clip come after it. So N learners with B/N unrolls equal one with B.
+    The gradient is that of the MEAN loss over all real transitions (or replay items) of the
+    global batch: every learner sums over its own, gradients and counts travel in one
+    all-reduce, and the division and the clip come after it. So N learners with B/N unrolls
+    equal one with B.
     """
 
     def __init__(
@@ -62,6 +67,11 @@ class Trainer:
         self._network = brain.make_network(seed).to(device).train()
         self.flat = FlatParameters(self._network)
         data_parallel.broadcast_(self.flat.value)
+        self._target: nn.Module | None = None
+        if brain.target_update_steps:
+            self._target = brain.make_network(seed).to(device).train().requires_grad_(False)
+            self._target_flat = FlatParameters(self._target)
+            self._target_flat.value.copy_(self.flat.value)
         self.optimizer = Optimizer(self.flat, config.optimizer, total_agent_steps)
         self.scaler = LossScaler() if config.precision == "float16" else None
         self._seed = seed
@@ -76,6 +86,9 @@ class Trainer:
         """Return copies of parameters, optimizer and loss scale, by name."""
         tensors = {f"model.{n}": v for n, v in self.flat.named(self.flat.value).items()}
         tensors |= {f"optimizer.{n}": v for n, v in self.optimizer.state_dict().items()}
+        if self._target is not None:
+            named = self._target_flat.named(self._target_flat.value)
+            tensors |= {f"target.{n}": v for n, v in named.items()}
         if self.scaler:
             tensors |= {f"scaler.{n}": v for n, v in self.scaler.state_dict().items()}
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
@@ -87,12 +100,16 @@ class Trainer:
         Raises:
           ValueError: names or shapes differ: another network, optimizer or precision.
         """
-        sections: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}, "scaler": {}}
+        sections: dict[str, dict[str, torch.Tensor]] = {
+            name: {} for name in ("model", "optimizer", "scaler", "target")
+        }
         for name, array in arrays.items():
             section, _, rest = name.partition(".")
             sections[section][rest] = torch.from_numpy(np.array(array))
         load_model(self.flat, sections["model"])
         self.optimizer.load_state_dict(sections["optimizer"])
+        if self._target is not None:
+            load_model(self._target_flat, sections["target"])
         if self.scaler and sections["scaler"]:
             self.scaler.load_state_dict(sections["scaler"])
 
@@ -110,7 +127,8 @@ class Trainer:
         Raises:
           NonFiniteLossError: on every learner alike.
         """
-        sums = self._backward(batch, version, timer)
+        self._update_target(version)
+        sums, priorities = self._backward(batch, version, timer)
         names = list(sums)
         buffer = torch.cat([self.flat.grad, torch.stack([sums[name] for name in names])])
         self._data_parallel.sum_(buffer)
@@ -121,38 +139,53 @@ class Trainer:
         self.flat.grad.copy_(buffer[:size]).div_(max(count, 1.0))
         result = self._apply(totals, count, agent_steps)
         timer.mark("optimizer")
-        return result
+        return result if priorities is None else result._replace(priorities=priorities)
+
+    @torch.no_grad()
+    def _update_target(self, version: int) -> None:
+        # Before the step and at version 0, too, so a resumed run copies when this one would.
+        if self._target is not None and version % self._brain.target_update_steps == 0:
+            self._target_flat.value.copy_(self.flat.value)
 
     def _backward(
         self, batch: UnrollBatch, version: int, timer: StageTimer
-    ) -> dict[str, torch.Tensor]:
-        """Sum gradients over the micro-batches; return the sums of count, loss and metrics."""
+    ) -> tuple[dict[str, torch.Tensor], npt.NDArray[np.float32] | None]:
+        """Sum gradients over the micro-batches.
+
+        Returns:
+          The sums of count, loss and metrics, and the items' priorities, if they have any.
+        """
         # The stream depends on seed and version alone, so a resumed run draws the same.
         self._generator.manual_seed((self._seed * 1_000_003 + version) % 2**63)
         self.flat.zero_grad()
         unrolls = batch.reward.shape[1]
         sums: dict[str, torch.Tensor] = {}
+        priorities = []
         edges = np.linspace(0, unrolls, self._config.micro_batches + 1).astype(int)
         for first, last in pairwise(edges):
             piece = part(batch, int(first), int(last), self._device)
             timer.mark("copy")
             with autocast(self._config.precision, self._device):
-                out = self._brain.loss(self._network, piece, self._generator)
+                out = self._brain.loss(self._network, piece, self._generator, self._target)
             scale = self.scaler.scale if self.scaler else 1.0
             (out.loss_sum * scale).backward()
+            if out.priorities is not None:
+                priorities.append(out.priorities.float().cpu())
             lag = (version - piece.policy_version[:-1]).float()[~piece.final[:-1]]
             extra = {
                 "count": out.count,
                 "loss": out.loss_sum.detach(),
                 "policy_lag": lag.sum(),
+                "policy_lag_rows": lag.new_tensor(float(lag.numel())),
             }
             for name, value in (extra | out.metrics).items():
                 sums[name] = sums[name] + value if name in sums else value
             timer.mark("forward_backward")
-        return sums
+        return sums, torch.cat(priorities).numpy() if priorities else None
 
     def _apply(self, totals: dict[str, float], count: float, agent_steps: int) -> StepResult:
         loss, lag = totals.pop("loss"), totals.pop("policy_lag")
+        lag_rows = totals.pop("policy_lag_rows")
         if not np.isfinite(loss):
             raise NonFiniteLossError(_explain("loss", loss, agent_steps))
         norm = 0.0
@@ -164,7 +197,7 @@ class Trainer:
         values = self._brain.summarize(totals, count)
         values |= {
             "loss": loss / max(count, 1.0),
-            "policy_lag": lag / max(count, 1.0),
+            "policy_lag": lag / max(lag_rows, 1.0),
             "grad_norm": norm,
             "learning_rate": self.optimizer.learning_rate(agent_steps),
         }

@@ -32,7 +32,8 @@ class UnrollBatch(NamedTuple):
       final: `<bool>[T+1, B]`.
       previous_action: `[T+1, B, A]`.
       action: `[T+1, B, A]`, chosen by the behaviour policy.
-      behaviour: what the acting side recorded per row, agent-specific, `[T+1, B, ...]`.
+      behaviour: what the acting side recorded per row, agent-specific, `[T+1, B, ...]`; of
+        sequences sampled from a replay `weight`, their importance weights, in all rows alike.
       policy_version: `<int64>[T+1, B]`, version of the weights that chose the action.
       core_state: `<float32>[B, S]`, recurrent state BEFORE row 0 (S may be 0).
     """

@@ -164,17 +164,27 @@ def row_fields(env: EnvSpec, behaviour: Mapping[str, ArraySpec]) -> dict[str, Ar
 
 
 def unroll_layout(
-    env: EnvSpec, behaviour: Mapping[str, ArraySpec], unroll_steps: int, core_size: int
+    env: EnvSpec,
+    behaviour: Mapping[str, ArraySpec],
+    unroll_steps: int,
+    core_size: int,
+    replay_items: int = 0,
 ) -> Layout:
-    """One unroll: T+1 rows, the state before row 0 and the frames before row 0."""
+    """One unroll: T+1 rows, the recurrent state and the frames before row 0.
+
+    For a replay the state is that before the burn-in rows of row 0, the initial priorities of
+    the unroll's items come with it, and the frames before row 0 don't: they are stored.
+    """
     fields = {
         "env_id": _scalar("int64"),
         "run_id": _scalar("int64"),
         "unroll_index": _scalar("int64"),
         "core_state": _scalar("float32", core_size),
     }
+    if replay_items:
+        fields["priority"] = _scalar("float32", replay_items)
     for path, leaf in env.observation.items():
-        if leaf.stack > 1:
+        if leaf.stack > 1 and not replay_items:
             shape = (leaf.stack - 1, *leaf.array.shape)
             fields[f"prefix:{path}"] = ArraySpec(shape, leaf.array.dtype)
     for name, spec in row_fields(env, behaviour).items():
@@ -207,6 +217,7 @@ def stats_layout(counters: tuple[str, ...], episodes: int) -> Layout:
         {
             **{name: _scalar("float64") for name in counters},
             "num_episodes": _scalar("int64"),
+            "episode_evaluation": _scalar("bool", episodes),
             "episode_return": _scalar("float32", episodes),
             "episode_steps": _scalar("int32", episodes),
         },

@@ -127,16 +127,20 @@ class Stage:
         self.brain = brain_of(self.spec, **sections)
         self.unroll_steps = unroll_steps
         core_size = self.brain.make_network(0).state_size
-        self.layout = unroll_layout(self.spec, self.brain.behaviour, unroll_steps, core_size)
+        window = self.brain.window
+        items = window.items_per_unroll if window else 0
+        self.layout = unroll_layout(self.spec, self.brain.behaviour, unroll_steps, core_size, items)
+        env_ids = np.arange(num_envs, dtype=np.int64)
         self.policy = ActingPolicy(
             self.brain,
             self.spec,
             self.layout,
             unroll_steps,
-            np.arange(num_envs, dtype=np.int64),
+            env_ids,
             CPU,
             "float32",
             seed=1,
+            exploration=self.brain.exploration(env_ids, num_envs),
         )
         self.policy.load(weights(self.brain, 3), 0)
         self.rng = np.random.default_rng(seed)

@@ -50,6 +50,22 @@ def test_every_number_follows_by_arithmetic():
     ]
 
 
+def test_a_replay_step_stores_the_batch_divided_by_the_ratio():
+    replay = {"ratio": 0.75, "capacity_unrolls": 1001}
+    config, topology = planned(layout="replay", agent={"name": "r2d2"}, replay=replay)
+    # 24 sequences of 20 steps, each of which pays for 0.75: 32 unrolls are stored.
+    assert derived_numbers(config, topology, SPEC)[1] == (
+        "a learner step: 24 sampled items, 12 of each learner, for every 640 agent steps = 2,560 "
+        "frames stored (ratio 0.75); each of 2 learners stores 500 unrolls"
+    )
+    config, topology = planned(layout="replay", agent={"name": "apex"}, replay=replay)
+    # 24 transitions are 32 steps stored.
+    assert "for every 32 agent steps" in derived_numbers(config, topology, SPEC)[1]
+    assert "1,000,000 agent steps are 31,250 learner steps" in "\n".join(
+        derived_numbers(config, topology)
+    )
+
+
 def test_without_the_environment_frames_and_bytes_are_left_out():
     text = "\n".join(derived_numbers(*planned()))
     assert "480 agent steps; each" in text

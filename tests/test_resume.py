@@ -26,6 +26,9 @@ FREE_KEYS = (
     "learner.micro_batches",
     "env.envs_per_actor",
     "env.groups",
+    "replay.capacity_unrolls",
+    "replay.compression",
+    "replay.memory_bytes",
 )
 
 

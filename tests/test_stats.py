@@ -15,7 +15,7 @@ def pair(ranks=1):
 
 def episodes(first, count):
     numbers = np.arange(first, first + count)
-    return numbers.astype(np.float32), (numbers + 1).astype(np.int32)
+    return numbers.astype(np.float32), (numbers + 1).astype(np.int32), numbers % 3 == 0
 
 
 def drain(collector, reporter):
@@ -44,12 +44,12 @@ def test_every_episode_arrives_once_and_in_order_over_many_messages():
     reporter.add_episodes(*episodes(0, 10))
     reporter.send()
     collector.poll()
-    assert collector.take_episodes() == [(float(i), i + 1) for i in range(10)]
+    assert collector.take_episodes() == [(float(i), i + 1, i % 3 == 0) for i in range(10)]
     assert collector.take_episodes() == []
     reporter.add_episodes(*episodes(10, 1000))  # more than a message holds
     reporter.send()
     drain(collector, reporter)
-    assert collector.take_episodes() == [(float(i), i + 1) for i in range(10, 1010)]
+    assert collector.take_episodes() == [(float(i), i + 1, i % 3 == 0) for i in range(10, 1010)]
     assert collector.totals["episodes"] == 1010
 
 

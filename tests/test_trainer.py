@@ -178,8 +178,8 @@ def test_a_gradient_that_is_not_finite_raises_and_leaves_everything_untouched(mo
     trainer = trainer_of(stage)
     loss = stage.brain.loss
 
-    def spoilt(network, piece, generator):
-        out = loss(network, piece, generator)
+    def spoilt(*arguments):
+        out = loss(*arguments)
         out.loss_sum.register_hook(lambda grad: grad * torch.nan)
         return out
 

@@ -224,6 +224,7 @@ def test_counters_and_episodes_travel_in_one_report():
         "frames",
         "steps",
         "num_episodes",
+        "episode_evaluation",
         "episode_return",
         "episode_steps",
     ]

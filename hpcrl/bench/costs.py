@@ -13,7 +13,7 @@ from env_wrappers import make
 from hpcrl.brain import Brain
 from hpcrl.config.root import Config
 from hpcrl.data_parallel import SingleLearner
-from hpcrl.job import LEARNER_STAGES
+from hpcrl.job import LEARNER_STAGES, unrolls_per_learner_step
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import Rows
 from hpcrl.specs import EnvSpec
@@ -87,7 +87,8 @@ def inference_ms(config: Config, spec: EnvSpec, rows: int, seconds: float) -> fl
     brain = Brain(config, spec)
     core_size = brain.make_network(0).state_size
     steps = config.learner.unroll_steps
-    layout = unroll_layout(spec, brain.behaviour, steps, core_size)
+    items = brain.window.items_per_unroll if brain.window else 0
+    layout = unroll_layout(spec, brain.behaviour, steps, core_size, items)
     ids = np.arange(rows)
     policy = ActingPolicy(brain, spec, layout, steps, ids, _CPU, config.inference.precision, seed=0)
     batch = Rows(
@@ -108,19 +109,25 @@ def inference_ms(config: Config, spec: EnvSpec, rows: int, seconds: float) -> fl
 
 
 def training_ms(config: Config, spec: EnvSpec, learners: int, seconds: float) -> float:
-    """Take learner steps on one learner's share of a batch; return the cost per agent step."""
+    """Take learner steps on one learner's share of a batch; return the cost per agent step.
+
+    With a replay that is per agent step stored, of which the ratio says how many there are.
+    """
     brain = Brain(config, spec)
     trainer = Trainer(brain, config.learner, SingleLearner(), _CPU, 2**62, seed=0)
     unrolls = config.learner.batch_unrolls // learners
     batch = random_batch(config, spec, brain, unrolls)
     timer = StageTimer(LEARNER_STAGES)
     call = _milliseconds_per_call(lambda: trainer.step(batch, 0, 0, timer), seconds)
-    return call / (unrolls * config.learner.unroll_steps)
+    steps = unrolls_per_learner_step(config) * config.learner.unroll_steps / learners
+    return call / steps
 
 
 def random_batch(config: Config, spec: EnvSpec, brain: Brain, unrolls: int) -> UnrollBatch:
-    """Return a batch of noise without episode ends."""
-    shape = (config.learner.unroll_steps + 1, unrolls)
+    """Return a batch of noise without episode ends: unrolls, or sampled items."""
+    window = brain.window
+    steps = window.burn_in_steps + window.loss_steps if window else config.learner.unroll_steps
+    shape = (steps + 1, unrolls)
     fields = row_fields(spec, brain.behaviour)
     rows = {n: torch.zeros(*shape, *s.shape, dtype=_torch(s.dtype)) for n, s in fields.items()}
     names = ("reward", "terminated", "start", "final", "previous_action", "action")
@@ -130,7 +137,9 @@ def random_batch(config: Config, spec: EnvSpec, brain: Brain, unrolls: int) -> U
         }
         if not any(leaf.stack > 1 for leaf in spec.observation.values())
         else _random_stacks(spec, shape),
-        behaviour={name: rows[f"behaviour:{name}"] for name in brain.behaviour},
+        behaviour={"weight": torch.ones(shape)}
+        if window
+        else {name: rows[f"behaviour:{name}"] for name in brain.behaviour},
         policy_version=rows["policy_version"],
         core_state=brain.make_network(0).initial_state(unrolls),
         **{name: rows[name] for name in names},

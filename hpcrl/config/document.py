@@ -49,21 +49,25 @@ def _section(
     prefix: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield a section's table, then its sub-sections; the top level has no name."""
-    nested: dict[str, Any] = {}
+    nested: dict[str, list[Any]] = {}
     rows = []
     for name, entry in schema["properties"].items():
-        if "$ref" in entry:
-            nested[name] = definitions[entry["$ref"].rpartition("/")[2]]
+        references = [e["$ref"] for e in entry.get("oneOf", [entry]) if "$ref" in e]
+        if references:
+            nested[name] = [definitions[r.rpartition("/")[2]] for r in references]
         else:
             rows.append(_row(prefix + name, entry))
     if prefix:
-        yield f"## {prefix.rstrip('.')}\n\n{_line(schema['description'])}\n"
+        named = schema["properties"].get("name", {}).get("const")
+        title = prefix.rstrip(".") + (f" (name: {named})" if named else "")
+        yield f"## {title}\n\n{_line(schema['description'])}\n"
     if rows:
         yield "| key | type | default | meaning |\n|---|---|---|---|"
         yield from rows
         yield ""
-    for name, section in nested.items():
-        yield from _section(f"{prefix}{name}.", section, definitions)
+    for name, sections in nested.items():
+        for section in sections:
+            yield from _section(f"{prefix}{name}.", section, definitions)
 
 
 def _row(key: str, entry: Mapping[str, Any]) -> str:

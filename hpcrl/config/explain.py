@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcrl.agents import AGENTS
+
 _WANTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -26,8 +28,12 @@ _WANTED = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "dataclass_type": "a section with keys of its own",
+    "union_tag_not_found": "a section with keys of its own",
 }
 """By pydantic's error type, what follows "must be"; the names in braces are of its context."""
+
+_SECTIONS_BY_NAME = {"agent": AGENTS}
+"""Sections of which there are several, told apart by their key `name`."""
 
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 
@@ -46,6 +52,10 @@ def explain(error: ValidationError, known: Sequence[str]) -> str:
         path = _path(item["loc"])
         if item["type"] in _UNKNOWN:
             unknown.append(f"unknown key {path}{_hint(path, known)}")
+        elif item["type"] == "union_tag_invalid":
+            path += ".name"
+            names = " or ".join(map(repr, _SECTIONS_BY_NAME[path.rpartition(".")[0]]))
+            wanted[path] = [names], item["input"]["name"]
         elif item["type"] == "value_error":
             said.append(f"{path}: {item['ctx']['error']}")
         else:
@@ -63,6 +73,8 @@ def explain(error: ValidationError, known: Sequence[str]) -> str:
 def _path(location: Sequence[int | str]) -> str:
     """Dotted name of a place; a union's member names aren't part of it."""
     parts = [part for part in location if not _is_union_member(part)]
+    if len(parts) > 1 and parts[1] in _SECTIONS_BY_NAME.get(str(parts[0]), ()):
+        del parts[1]
     return ".".join(map(str, parts))
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
 from pydantic import ValidationError
@@ -118,9 +118,16 @@ def key_types(cls: Any = Config, prefix: str = "") -> dict[str, Any]:
     types: dict[str, Any] = {}
     for name, annotation in get_type_hints(cls, include_extras=True).items():
         types[prefix + name] = annotation
-        if dataclasses.is_dataclass(annotation):
-            types |= key_types(annotation, f"{prefix}{name}.")
+        for section in _dataclasses_of(annotation):
+            types |= key_types(section, f"{prefix}{name}.")
     return types
+
+
+def _dataclasses_of(annotation: Any) -> list[Any]:
+    """Return the dataclasses that an annotation allows: none, one or a union's."""
+    if isinstance(annotation, type):
+        return [annotation] if dataclasses.is_dataclass(annotation) else []
+    return [found for part in get_args(annotation) for found in _dataclasses_of(part)]
 
 
 def known_keys() -> list[str]:

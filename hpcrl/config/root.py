@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Discriminator, Tag, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from hpcrl.agents.apex.config import ApexConfig
+from hpcrl.agents.r2d2.config import R2D2Config
 from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.sections import (
     CheckpointConfig,
@@ -16,6 +18,7 @@ from hpcrl.config.sections import (
     LearnerConfig,
     MetricsConfig,
     NetworkConfig,
+    ReplayConfig,
     RunConfig,
     StopConfig,
     TransportConfig,
@@ -24,24 +27,42 @@ from hpcrl.config.types import STRICT
 from hpcrl.topology import TopologyConfig
 
 
+def _agent_name(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.get("name", "vtrace")
+    return getattr(value, "name", None)
+
+
+AgentConfig = Annotated[
+    Annotated[VTraceConfig, Tag("vtrace")]
+    | Annotated[R2D2Config, Tag("r2d2")]
+    | Annotated[ApexConfig, Tag("apex")],
+    Discriminator(_agent_name),
+]
+"""One of the agents' parameters, by `name`."""
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config:
     """One training job."""
 
-    layout: Literal["seed"] = "seed"
-    """How roles are laid out: seed is central batched inference."""
+    layout: Literal["seed", "replay"] = "seed"
+    """How roles are laid out: seed is central batched inference with learning on-policy,
+    replay the same with a prioritized replay in the learners' memory."""
     run: RunConfig = field(default_factory=RunConfig)
     """The run as a whole."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environment."""
     topology: TopologyConfig = field(default_factory=TopologyConfig)
     """How many ranks take each role."""
-    agent: VTraceConfig = field(default_factory=VTraceConfig)
+    agent: AgentConfig = field(default_factory=VTraceConfig)
     """The algorithm and its parameters."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The network."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     """Learner ranks."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """The replay, for agents that learn from one."""
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     """Inference ranks."""
     transport: TransportConfig = field(default_factory=TransportConfig)

@@ -12,6 +12,7 @@ from hpcrl.config.types import (
     STRICT,
     NonNegative,
     NonNegativeFloat,
+    Number,
     Positive,
     PositiveFloat,
 )
@@ -109,7 +110,8 @@ class LearnerConfig:
     """Learner ranks: batch, optimizer and gradient reduction."""
 
     batch_unrolls: Positive = 32
-    """B: unrolls in the GLOBAL batch; each learner takes an equal share."""
+    """B: unrolls in the GLOBAL batch; each learner takes an equal share. With a replay these
+    are sampled items: sequences (r2d2) or single transitions (apex)."""
     unroll_steps: Positive = 20
     """T: agent steps of one unroll (stored with one more row for the bootstrap)."""
     micro_batches: Positive = 1
@@ -123,11 +125,36 @@ class LearnerConfig:
     """Gradient reduction: Horovod, torch.distributed (gloo or nccl) or MPI Allreduce;
     auto: horovod where it is installed, else mpi."""
     queue_unrolls: NonNegative = 0
-    """Receive slots of a learner, the on-policy queue; 0: twice its share of the batch."""
+    """Receive slots of a learner, the on-policy queue; 0: twice its share of the batch, or
+    with a replay what arrives during one step."""
     threads: NonNegative = 0
     """torch threads of a learner rank; 0: its share of the node's cores."""
     check_parameters_every: NonNegative = 100
     """Learner steps between comparisons of all learners' parameters; 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ReplayConfig:
+    """The prioritized replay, spread over the learners' memory; only for `layout: replay`."""
+
+    capacity_unrolls: Positive = 10_000
+    """Unrolls that all learners together store; each takes an equal share."""
+    min_size_unrolls: Positive = 500
+    """Unrolls that all learners together must have before the first step, also after a resume."""
+    ratio: PositiveFloat = 0.75
+    """Items trained on per item stored, held exactly: whichever of acting and learning is
+    faster waits for the other."""
+    priority_exponent: Annotated[float, Field(ge=0, le=2)] = 0.9
+    """Items are drawn in proportion to priority^this; 0: uniformly."""
+    importance_exponent: Annotated[float, Field(ge=0, le=1)] = 0.6
+    """Strength of the correction for that, 0 to 1 (beta)."""
+    min_priority: Annotated[float, Field(ge=1e-40, le=1.0), Number] = 1e-6
+    """Floor of every priority: an item with priority 0 would never be drawn again."""
+    compression: Literal["none", "zlib", "lz4"] = "none"
+    """Of stored observations; saves memory, costs time at every draw."""
+    memory_bytes: NonNegative = 0
+    """Memory that a learner's share may take; 0: what its node has free, divided by the
+    learners on it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -141,7 +168,7 @@ class InferenceConfig:
     """Longest time that the first waiting row waits for the batch to fill."""
     credits_unrolls: NonNegative = 0
     """Unrolls on the way to the learner before acting is held back; 0: the learner's batch
-    divided by its inference ranks."""
+    divided by its inference ranks, or with a replay what it completes during one step."""
     precision: Precision = "float32"
     """Autocast of the forward pass."""
     threads: NonNegative = 0
@@ -167,13 +194,13 @@ class StopConfig:
     """When training is complete; the first condition that holds. 0 or none: not used."""
 
     frames: NonNegative = 0
-    """Emulator frames trained on (agent steps times frame skip)."""
+    """Emulator frames trained on (agent steps times frame skip); with a replay, stored."""
     agent_steps: NonNegative = 0
-    """Agent steps trained on."""
+    """Agent steps trained on; with a replay, stored."""
     wall_time_s: NonNegativeFloat = 0.0
     """Seconds of training, over all restarts."""
     mean_return: float | None = None
-    """Mean return of the last 100 episodes."""
+    """Mean return of the last 100 episodes; of evaluation environments, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -184,6 +211,11 @@ class CheckpointConfig:
     """Seconds between checkpoints; 0: only at the end and at a stop."""
     keep: Positive = 3
     """Newest checkpoints kept."""
+    replay: Literal["none", "node_local", "shared"] = "none"
+    """Whether the learners also write their replay shards when the run stops (not at periodic
+    checkpoints): shared, in the run directory; node_local, in `$TMPDIR` of each node, for a
+    job that comes back to the same nodes. A run that goes on from that checkpoint, with any
+    number of learners, need not fill its replay again."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

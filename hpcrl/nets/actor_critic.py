@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,18 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from hpcrl.checks import check_shape
-from hpcrl.nets.core import LSTMCore, NoCore
-from hpcrl.nets.encoder import ObservationEncoder, OneHot, Torso
+from hpcrl.nets.encoder import Torso
+from hpcrl.nets.network import Network
 from hpcrl.nets.torso import Activation, orthogonal
+from hpcrl.nets.trunk import Trunk
 from hpcrl.ops.distributions import ActionDistribution
-from hpcrl.specs import ActionSpec, EnvSpec
+from hpcrl.specs import EnvSpec
 from hpcrl.types import NetInputs, NetOutputs
 
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 """Gains of the orthogonal initialization of the heads: the first policy is near uniform."""
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Network):
     """Encoder, optional previous action and reward, optional core; policy and value heads.
 
     Convolutions keep their weights channels-last, which is the faster order on CPUs and on
@@ -68,11 +68,16 @@ class ActorCritic(nn.Module):
         """
         super().__init__()
         trunks = [
-            _Trunk(
-                ObservationEncoder(env_spec.observation, torso, hidden_sizes, activation),
-                PreviousAction(env_spec.action) if use_previous_action else None,
-                previous_reward_clip if use_previous_reward else None,
-                core_size if core == "lstm" else None,
+            Trunk(
+                env_spec,
+                torso=torso,
+                hidden_sizes=hidden_sizes,
+                activation=activation,
+                core=core,
+                core_size=core_size,
+                use_previous_action=use_previous_action,
+                use_previous_reward=use_previous_reward,
+                previous_reward_clip=previous_reward_clip,
             )
             for _ in range(1 if shared_torso else 2)
         ]
@@ -83,10 +88,6 @@ class ActorCritic(nn.Module):
         self.policy = _PolicyHead(size, distribution, state_independent_std)
         self.value = orthogonal(nn.Linear(size, 1), VALUE_GAIN)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    def initial_state(self, batch_size: int) -> Tensor:
-        """Return the state of rows that have seen nothing, `<float32>[batch_size, S]`."""
-        return torch.zeros(batch_size, self.state_size, device=self.value.weight.device)
 
     def forward(self, inputs: NetInputs, core_state: Tensor) -> tuple[NetOutputs, Tensor]:
         """Evaluate rows in order of time.
@@ -109,84 +110,6 @@ class ActorCritic(nn.Module):
             value = self.value(pairs[-1][0].float())[..., 0]
         next_state = pairs[0][1] if len(pairs) == 1 else torch.cat([s for _, s in pairs], -1)
         return NetOutputs(policy, value), next_state
-
-
-class PreviousAction(nn.Module):
-    """Features of an action vector: one-hot categories; numbers scaled to [-1, 1] if bounded.
-
-    Attributes:
-      output_size: features per row.
-    """
-
-    def __init__(self, action_spec: ActionSpec):
-        super().__init__()
-        self._sizes = [part.size for part in action_spec.parts]
-        codes = [
-            OneHot(part.nvec) if part.kind == "discrete" else _ScaledBox(part.low, part.high)
-            for part in action_spec.parts
-        ]
-        self.codes = nn.ModuleList(codes)
-        self.output_size = sum(code.output_size for code in codes)
-
-    def forward(self, action: Tensor) -> Tensor:
-        """Return `<float32>[..., output_size]` for actions `[..., A]`."""
-        parts = action.split(self._sizes, -1)
-        return torch.cat([code(x) for code, x in zip(self.codes, parts, strict=True)], -1)
-
-
-class _ScaledBox(nn.Module):
-    _middle: Tensor
-    _scale: Tensor
-
-    def __init__(self, low: Sequence[float], high: Sequence[float]):
-        super().__init__()
-        self.output_size = len(low)
-        bounds = [
-            ((a + b) / 2, 2 / (b - a)) if math.isfinite(b - a) and b > a else (0.0, 1.0)
-            for a, b in zip(low, high, strict=True)
-        ]
-        middle, scale = zip(*bounds, strict=True)
-        self.register_buffer("_middle", torch.tensor(middle), persistent=False)
-        self.register_buffer("_scale", torch.tensor(scale), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - self._middle) * self._scale
-
-
-class _Trunk(nn.Module):
-    """Everything before a head."""
-
-    def __init__(
-        self,
-        encoder: ObservationEncoder,
-        previous_action: PreviousAction | None,
-        previous_reward_clip: float | None,
-        core_size: int | None,
-    ):
-        super().__init__()
-        self.encoder = encoder
-        self.previous_action = previous_action
-        self._reward_clip = previous_reward_clip
-        size = encoder.output_size
-        size += previous_action.output_size if previous_action is not None else 0
-        size += 1 if previous_reward_clip is not None else 0
-        self.core = NoCore(size) if core_size is None else LSTMCore(size, core_size)
-        self.output_size = self.core.output_size
-        self.state_size = self.core.state_size
-
-    def forward(self, inputs: NetInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        # At the first row of an episode the previous action and reward are those of the
-        # episode before. Acting sees them, too, so learning must not blank them.
-        x = self.encoder(inputs.observation).unflatten(0, inputs.start.shape)  # [T, B, F]
-        extras = []
-        if self.previous_action is not None:
-            extras.append(self.previous_action(inputs.previous_action))
-        if self._reward_clip is not None:
-            reward = inputs.reward[..., None]
-            clip = self._reward_clip or math.inf
-            extras.append(reward.clamp(-clip, clip))
-        x = torch.cat([x, *extras], -1) if extras else x
-        return self.core(x, inputs.start, state)
 
 
 class _PolicyHead(nn.Module):

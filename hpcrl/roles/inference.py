@@ -21,6 +21,7 @@ from hpcrl.wire import Command
 def make_policy(job: Job, brain: Brain, device: torch.device) -> ActingPolicy:
     """Build the policy for all environments of this rank's actors, in slot order."""
     env_ids = np.concatenate([job.env_ids(a) for a in job.topology.actors_of[job.rank]])
+    num_envs = len(job.topology.ranks_of("actor")) * job.config.env.envs_per_actor
     return ActingPolicy(
         brain,
         job.env,
@@ -30,6 +31,7 @@ def make_policy(job: Job, brain: Brain, device: torch.device) -> ActingPolicy:
         device,
         job.config.inference.precision,
         job.seed("inference", job.role_index),
+        brain.exploration(env_ids, num_envs),
     )
 
 
@@ -102,7 +104,7 @@ def run(job: Job, brain: Brain, device: torch.device) -> None:
         for unrolls in policy.record():
             stats.totals["unrolls"] += len(unrolls)
             outbox.put(unrolls)
-        stats.add_episodes(*episodes)
+        stats.add_episodes(episodes.returns, episodes.steps, policy.evaluation[episodes.ids])
         stats.totals["batches"] += 1
         stats.totals["rows"] += len(places)
         timer.mark("unroll")

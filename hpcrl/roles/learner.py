@@ -13,7 +13,6 @@ import torch
 
 from hpcrl import exit_codes
 from hpcrl.agreement import Agreement
-from hpcrl.batches import assemble
 from hpcrl.bookkeeping import Bookkeeper
 from hpcrl.brain import Brain
 from hpcrl.checkpoint import Checkpoint
@@ -22,12 +21,13 @@ from hpcrl.counters import Counters, RollingReturns
 from hpcrl.data_parallel import DataParallel, check_in_sync, make_data_parallel
 from hpcrl.job import LEARNER_STAGES, Job
 from hpcrl.link import Group, wait_until
+from hpcrl.replay_buffer import ReplayBuffer
+from hpcrl.sources import OnPolicyQueue, Source
 from hpcrl.stats import StatsCollector
 from hpcrl.stopping import Stop, StopSignal, goal_reached
 from hpcrl.timing import StageTimer
 from hpcrl.trainer import NonFiniteLossError, StepResult, Trainer
 from hpcrl.types import UnrollBatch
-from hpcrl.unroll_flow import UnrollInbox
 from hpcrl.weights import WeightsPublisher
 from hpcrl.wire import Command
 
@@ -45,6 +45,17 @@ class Outcome:
         return exit_codes.DONE if self.stop is Stop.GOAL else exit_codes.REQUEUE
 
 
+def make_source(job: Job, brain: Brain) -> Source:
+    """Return where the agent's batches come from.
+
+    Raises:
+      ValueError: the replay can't hold what it must.
+      MemoryError: the replay doesn't fit into memory.
+    """
+    window = brain.window
+    return OnPolicyQueue(job) if window is None else ReplayBuffer(job, window)
+
+
 class Learner:
     """A learner's parts, assembled; `run` is its loop."""
 
@@ -54,9 +65,11 @@ class Learner:
         brain: Brain,
         device: torch.device,
         group: Group,
+        source: Source,
         checkpoint: Checkpoint | None,
     ):
         self.job = job
+        self.source = source
         self.group = group
         topology, link = job.topology, job.link
         hosts = [topology.host_of(rank) for rank in topology.learner_ranks]
@@ -81,12 +94,10 @@ class Learner:
         )
         self.counters, self.returns = Counters(), RollingReturns()
         self._restore(checkpoint)
-        self.sources = topology.clients_of[job.rank]
-        slots = job.queue_slots_per_source(len(self.sources))
-        self.inbox = UnrollInbox(link, self.sources, job.unroll, slots)
-        self.publisher = WeightsPublisher(link, self.sources, self.trainer.flat.value.numel())
-        self.commands = CommandSender(link, self.sources)
-        self.votes = Agreement(group, {"stop": "max"})
+        clients = topology.clients_of[job.rank]
+        self.publisher = WeightsPublisher(link, clients, self.trainer.flat.value.numel())
+        self.commands = CommandSender(link, clients)
+        self.votes = Agreement(group, {"stop": "max", **source.rules})
         self.timer = StageTimer(LEARNER_STAGES)
         self.book: Bookkeeper | None = None
         if job.rank == job.root:
@@ -120,13 +131,15 @@ class Learner:
         self.trainer.load_state(safetensors.numpy.load(tensors))
         self.counters = Counters.from_dict(data["counters"])
         self.returns = RollingReturns.from_list(data["returns"])
+        self.source.restore(self.counters.learner_steps)
 
-    def serve(self) -> None:
-        """Everything that must go on while this rank waits."""
-        self.inbox.poll()
+    def serve(self) -> bool:
+        """Do all that must go on while this rank waits; return whether unrolls arrived."""
+        arrived = self.source.serve()
         self.publisher.serve(self.trainer.parameters, self.counters.learner_steps)
         if self.book:
             self.book.poll()
+        return arrived
 
     def poll_last(self) -> None:
         """Take in what acting ranks still report while all ranks finish."""
@@ -141,24 +154,25 @@ class Learner:
 def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
     """Train until the learners agree to stop; then checkpoint, drain and report."""
     job, timer, book, counters = learner.job, learner.timer, learner.book, learner.counters
-    batch_size, frame_skip = job.local_batch_unrolls, job.env.frame_skip
+    source, frame_skip = learner.source, job.env.frame_skip
     check_every = job.config.learner.check_parameters_every
     waiter = job.link.waiter(
         lambda: (
-            f"{job.link.label} (rank {job.rank}) waited for {batch_size} unrolls of ranks "
-            f"{list(learner.sources)}, has {len(learner.inbox)}"
+            f"{job.link.label} (rank {job.rank}) waited for a batch; it {source.status()}; its "
+            f"unrolls come from ranks {list(job.topology.clients_of[job.rank])}"
             + ("; then for the other learners' votes" if voted else "")
         )
     )
     voted, reason = False, ""
     while True:
-        learner.serve()
+        if learner.serve():
+            waiter.progress()  # a replay may take longer to fill than a healthy peer may be silent
         if not voted:
             goal = goal_reached(job.config.stop, counters, learner.returns if book else None)
             vote = Stop.GOAL if goal else Stop.REQUEUE if stop_signal.reason else Stop.NO
             reason = goal or stop_signal.reason or reason
-            if vote is not Stop.NO or len(learner.inbox) >= batch_size:
-                learner.votes.start({"stop": vote})
+            if vote is not Stop.NO or source.ready():
+                learner.votes.start({"stop": vote, **source.vote()})
                 voted = True
         outcome = learner.votes.poll()
         if outcome is None:
@@ -170,21 +184,20 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
         if stop is not Stop.NO:
             break
         timer.mark("wait")
-        slots = learner.inbox.take(batch_size)
-        batch = assemble(learner.inbox.views, slots, job.env, job.behaviour)
-        fill = learner.inbox.fill
-        learner.inbox.release(slots)
+        taken = source.take(outcome)
         timer.mark("batch")
-        result = _step(learner, batch)
+        result = _step(learner, taken.batch)
+        source.feedback(result)
+        num_steps = result.num_steps if taken.num_steps is None else taken.num_steps
         counters.learner_steps += 1
-        counters.agent_steps += result.num_steps
-        counters.frames += result.num_steps * frame_skip
+        counters.agent_steps += num_steps
+        counters.frames += num_steps * frame_skip
         learner.serve()
         timer.mark("publish")
         if check_every and counters.learner_steps % check_every == 0:
             check_in_sync(learner.group, learner.trainer.flat.value, counters.learner_steps)
         if book:
-            book.note_step(result.values, fill)
+            book.note_step({**result.values, **taken.values})
             book.report_when_due(timer.seconds)
             if book.checkpoint_due():
                 book.checkpoint(learner.state, {"restart": job.restart})
@@ -219,11 +232,12 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
     learner.commands.send(Command.STOP)
 
     def drain() -> None:
-        learner.inbox.discard()
+        learner.source.discard()
         if book:
             book.poll()
 
     learner.commands.await_done(drain)
+    learner.source.save(learner.counters.learner_steps)
     waiter = link.waiter(lambda: f"{link.label} waited for its last weights to leave")
     wait_until(learner.publisher.idle, waiter)
     learner.commands.send(Command.EXIT)
@@ -236,6 +250,6 @@ def close(learner: Learner, outcome: Outcome) -> None:
         state = "done" if outcome.stop is Stop.GOAL else "requeue"
         reason = outcome.reason or "another learner asked for it"
         learner.book.close(state, reason, learner.timer.seconds)
-    learner.inbox.close()
+    learner.source.close(learner.counters.learner_steps)
     learner.publisher.close()
     learner.commands.close()

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcrl.nets.actor_critic import ActorCritic, PreviousAction
+from hpcrl.nets.actor_critic import ActorCritic
 from hpcrl.nets.encoder import ObservationEncoder, OneHot
+from hpcrl.nets.trunk import PreviousAction
 from hpcrl.ops.distributions import ActionDistribution
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 from hpcrl.types import NetInputs

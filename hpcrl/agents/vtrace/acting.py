@@ -30,6 +30,7 @@ def act(
     core_state: Tensor,
     generator: torch.Generator | None = None,
     greedy: bool = False,
+    epsilon: Tensor | None = None,
 ) -> ActOutput:
     """Choose an action for each of N rows.
 
@@ -40,6 +41,7 @@ def act(
       core_state: `<float32>[N, S]`, before this step.
       generator: random stream; torch's default when absent.
       greedy: take the distribution's mode instead of a sample.
+      epsilon: not used; the policy itself explores.
 
     Returns:
       Actions, the arrays of `behaviour_spec`, and the state after this step.

@@ -24,6 +24,7 @@ def loss(
     batch: UnrollBatch,
     config: VTraceConfig,
     generator: torch.Generator | None = None,
+    target: nn.Module | None = None,
 ) -> LossOutput:
     """Return the loss summed over the real transitions of a batch.
 
@@ -41,6 +42,7 @@ def loss(
       batch: unrolls of T+1 rows.
       config: the agent's parameters.
       generator: not used; part of the interface of agents.
+      target: not used.
 
     Returns:
       Sums over real transitions; metrics are those of `summarize`.

@@ -1,0 +1,121 @@
+"""Where a learner's batches come from: the on-policy queue, or the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from hpcrl.agreement import Rule
+from hpcrl.batches import assemble
+from hpcrl.job import Job
+from hpcrl.trainer import StepResult
+from hpcrl.types import UnrollBatch
+from hpcrl.unroll_flow import UnrollInbox
+
+
+class Taken(NamedTuple):
+    """A batch and what comes with it.
+
+    Attributes:
+      batch: this learner's share, in host memory.
+      num_steps: agent steps that the run's counters advance by; None: those trained on.
+      values: figures to show.
+    """
+
+    batch: UnrollBatch
+    num_steps: int | None
+    values: dict[str, float]
+
+
+class Source(Protocol):
+    """Gives batches to one learner; `take` belongs to a step that all learners agreed on.
+
+    Attributes:
+      rules: the numbers that the learners agree on before each step, and how.
+    """
+
+    rules: Mapping[str, Rule]
+
+    def serve(self) -> bool:
+        """Take in what has arrived, at once; return whether there was anything."""
+
+    def ready(self) -> bool:
+        """Whether a batch can be taken."""
+
+    def vote(self) -> dict[str, float]:
+        """Return this learner's numbers for `rules`, when it casts its vote."""
+
+    def take(self, agreed: Mapping[str, float]) -> Taken:
+        """Return a batch; `ready` was true on every learner when it voted."""
+
+    def feedback(self, result: StepResult) -> None:
+        """Learn from what the step on the last batch gave."""
+
+    def status(self) -> str:
+        """Say what there is, for a message of a wait that takes too long."""
+
+    def discard(self) -> None:
+        """Throw away what has arrived, as the run ends."""
+
+    def restore(self, learner_steps: int) -> None:
+        """Take back what `save` kept with the checkpoint of these learner steps."""
+
+    def save(self, learner_steps: int) -> None:
+        """Keep what the run needs to go on; nothing arrives any more."""
+
+    def close(self, learner_steps: int) -> None:
+        """Withdraw the posted receives, once all ranks are done."""
+
+
+class OnPolicyQueue:
+    """Unrolls in order of arrival, each trained on once. A `Source`."""
+
+    def __init__(self, job: Job):
+        self.rules: Mapping[str, Rule] = {}
+        self._job = job
+        self._batch_unrolls = job.local_batch_unrolls
+        clients = job.topology.clients_of[job.rank]
+        slots = job.queue_slots_per_source(len(clients))
+        self._inbox = UnrollInbox(job.link, clients, job.unroll, slots)
+
+    def serve(self) -> bool:
+        """Take note of arrived unrolls; return whether there were any."""
+        return self._inbox.poll()
+
+    def ready(self) -> bool:
+        """Whether a batch has arrived."""
+        return len(self._inbox) >= self._batch_unrolls
+
+    def vote(self) -> dict[str, float]:
+        """Return nothing: there is nothing to agree on."""
+        return {}
+
+    def take(self, agreed: Mapping[str, float]) -> Taken:
+        """Return the oldest unrolls; their slots receive again."""
+        inbox = self._inbox
+        fill = inbox.fill
+        slots = inbox.take(self._batch_unrolls)
+        batch = assemble(inbox.views, slots, self._job.env, self._job.behaviour)
+        inbox.release(slots)
+        return Taken(batch, None, {"queue_fill": fill})
+
+    def feedback(self, result: StepResult) -> None:
+        """Nothing to learn: the unrolls are gone."""
+
+    def status(self) -> str:
+        """Say how many unrolls there are."""
+        return f"has {len(self._inbox)} of {self._batch_unrolls} unrolls"
+
+    def discard(self) -> None:
+        """Throw away what has arrived."""
+        self._inbox.discard()
+
+    def restore(self, learner_steps: int) -> None:
+        """Nothing was kept."""
+
+    def save(self, learner_steps: int) -> None:
+        """Nothing to keep."""
+
+    def close(self, learner_steps: int) -> None:
+        """Withdraw the posted receives."""
+        self._inbox.close()
