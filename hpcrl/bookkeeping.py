@@ -157,8 +157,10 @@ class Bookkeeper:
     def _rates(self, stages: Mapping[str, float]) -> dict[str, float | None]:
         rate = self._meter.rates(self._totals(stages))
         batches = max(rate["batches"], 1e-9)
-        num_actors = len(self._topology.ranks_of("actor"))
-        num_inference = len(self._topology.ranks_of("inference"))
+        topology = self._topology
+        num_workers = len(topology.ranks_of("worker"))  # of a layout where they act themselves
+        num_actors = num_workers or len(topology.ranks_of("actor"))
+        num_inference = num_workers or len(topology.ranks_of("inference"))
         rows_per_batch = rate["rows"] / batches
         all_rows = num_actors * self._config.env.envs_per_actor / max(num_inference, 1)
         values: dict[str, float | None] = {

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpcrl.agents import (
-    LAYOUT_OF_AGENT,
+    REPLAY_AGENTS,
     ActOutput,
     LossOutput,
     ReplayAgent,
@@ -70,7 +70,7 @@ class Brain:
           ValueError: the unroll is too short for it.
         """
         config = self._config
-        if LAYOUT_OF_AGENT[config.agent.name] != "replay":
+        if config.agent.name not in REPLAY_AGENTS:
             return None
         agent = cast("ReplayAgent", self._agent)
         return agent.window(config.agent, config.learner.unroll_steps)

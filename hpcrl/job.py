@@ -20,7 +20,7 @@ from hpcrl.topology import Topology
 from hpcrl.wire import Layout, unroll_layout
 
 ACTOR_STAGES = ("step", "pack", "send", "wait")
-INFERENCE_STAGES = ("wait", "blocked", "batch", "forward", "scatter", "unroll", "weights")
+INFERENCE_STAGES = ("wait", "held", "blocked", "batch", "forward", "scatter", "unroll", "weights")
 LEARNER_STAGES = ("wait", "batch", "copy", "forward_backward", "all_reduce", "optimizer", "publish")
 
 _MIN_REPLAY_SLOTS = 4
@@ -105,6 +105,13 @@ class Seat:
     def rows_per_slot(self) -> int:
         """Environments of one group."""
         return self.config.env.envs_per_actor // self.config.env.groups
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of the whole job."""
+        topology = self.topology
+        acting = len(topology.ranks_of("actor")) + len(topology.ranks_of("worker"))
+        return acting * self.config.env.envs_per_actor
 
     @property
     def local_batch_unrolls(self) -> int:

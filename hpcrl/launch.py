@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from hpcrl.checkpoint import Checkpoint, CheckpointError
 from hpcrl.config.load import ConfigError, config_hash, parse_config, to_dict, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.job import Job, Seat
+from hpcrl.layouts import placement_of
 from hpcrl.link import Group, Link
 from hpcrl.node_facts import choose_threads, node_facts
 from hpcrl.plan_numbers import derived_numbers
@@ -40,7 +41,7 @@ from hpcrl.wire import digest, reply_layout, step_layout
 
 def demand_of(config: Config) -> RoleDemand:
     """What the layout asks of the topology."""
-    return RoleDemand(batch_unrolls=config.learner.batch_unrolls)
+    return RoleDemand(placement_of(config), batch_unrolls=config.learner.batch_unrolls)
 
 
 class Start(NamedTuple):
@@ -193,10 +194,10 @@ def _prepare(start: Start) -> Callable[[], int]:
 
 
 def _share_spec(start: Start, own: dict[str, Any] | None) -> EnvSpec:
-    """Collective: the first actor's spec, which all actors must share."""
-    world = start.seat.world
-    first_actor = start.seat.topology.ranks_of("actor")[0]
-    return EnvSpec.from_json(broadcast_json(world, own, first_actor))
+    """Collective: the first acting rank's spec, which all of them must share."""
+    seat = start.seat
+    first = seat.topology.ranks_of(demand_of(seat.config).acting_role)[0]
+    return EnvSpec.from_json(broadcast_json(seat.world, own, first))
 
 
 def _connect(start: Start, job: Job, has_unrolls: bool, own_spec: EnvSpec | None) -> None:
@@ -210,25 +211,39 @@ def _connect(start: Start, job: Job, has_unrolls: bool, own_spec: EnvSpec | None
     check_fabric(job.link, job.topology, job.config.transport.start_deadline_s)
 
 
-def _prepare_actor(start: Start) -> Callable[[], int]:
+def _build_envs(start: Start) -> Sequence[Any]:
+    """Collective: this acting rank's groups of environments."""
     from env_wrappers import EnvError
     from hpcrl.roles import actor
 
     seat = start.seat
-    groups = _attempt(
+    groups: Sequence[Any] = _attempt(
         seat.world,
         seat.link.label,
         exit_codes.USAGE,
         (EnvError,),
         lambda: actor.make_groups(seat),
     )
+    return groups
+
+
+def _await_learners(start: Start) -> None:
+    """Collective: learners without which this rank has nothing to do are built."""
+    for _ in range(2):  # their sources of batches, then the learners themselves
+        agree_to_start(start.seat.world, start.seat.link.label, None)
+
+
+def _prepare_actor(start: Start) -> Callable[[], int]:
+    from hpcrl.roles import actor
+
+    seat = start.seat
+    groups = _build_envs(start)
     env = _share_spec(start, groups[0].spec)
     agree_to_start(seat.world, seat.link.label, None)
     job = Job(**vars(seat), env=env, behaviour={}, core_size=0)
     _connect(start, job, False, EnvSpec.from_json(groups[0].spec))
     seat.link.group(seat.topology.learner_ranks)
-    for _ in range(2):  # the learners' sources of batches, then the learners themselves
-        agree_to_start(seat.world, seat.link.label, None)
+    _await_learners(start)
 
     def run() -> int:
         actor.run(job, groups)
@@ -242,8 +257,12 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     from hpcrl.torch_device import rank_device
 
     seat, config = start.seat, start.seat.config
-    agree_to_start(seat.world, seat.link.label, None)
-    env = _share_spec(start, None)
+    groups: Sequence[Any] = ()
+    if role == "worker":
+        groups = _build_envs(start)
+    else:
+        agree_to_start(seat.world, seat.link.label, None)
+    env = _share_spec(start, groups[0].spec if groups else None)
 
     def build() -> tuple[Brain, int, int]:
         brain = Brain(config, env)
@@ -263,33 +282,44 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     device = rank_device(seat.topology, seat.rank)
     if seat.rank == seat.root:
         print("\n".join(derived_numbers(config, seat.topology, env, job.unroll)), flush=True)
-    _connect(start, job, True, None)
+    _connect(start, job, True, EnvSpec.from_json(groups[0].spec) if groups else None)
     group = seat.link.group(seat.topology.learner_ranks)
-    if role == "inference":
-        from hpcrl.roles import inference
-
-        for _ in range(2):  # the learners' sources of batches, then the learners themselves
-            agree_to_start(seat.world, seat.link.label, None)
+    if role in ("inference", "worker"):
+        _await_learners(start)
 
         def run() -> int:
-            inference.run(job, brain, device)
+            if role == "inference":
+                from hpcrl.roles import inference
+
+                inference.run(job, brain, device)
+            else:
+                from hpcrl.roles import worker
+
+                worker.run(job, brain, device, groups)
             return _leave(job, lambda: None, exit_codes.DONE)
 
         return run
     if group is None:
         raise RuntimeError("a learner belongs to the learners' group")
+    return _prepare_learner(start, job, brain, device, group)
+
+
+def _prepare_learner(
+    start: Start, job: Job, brain: Any, device: Any, group: Group
+) -> Callable[[], int]:
     from hpcrl.roles import learner as learners
 
+    label = job.link.label
     source = _attempt(
-        seat.world,
-        seat.link.label,
+        job.world,
+        label,
         exit_codes.USAGE,
         (ValueError, MemoryError),
         lambda: learners.make_source(job, brain),
     )
     learner = _attempt(
-        seat.world,
-        seat.link.label,
+        job.world,
+        label,
         exit_codes.USAGE,
         (ValueError,),
         lambda: learners.Learner(job, brain, device, group, source, start.checkpoint),

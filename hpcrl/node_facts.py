@@ -37,7 +37,7 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     role, node = topology.role_of[rank], topology.nodes[topology.node_of[rank]]
     configured = {"learner": config.learner.threads, "inference": config.inference.threads}
     threads = configured.get(role, 1) or _share(topology, rank)
-    if role == "actor":
+    if role in ("actor", "worker"):
         threads = 1
     if len(node.ranks) > node.num_cores > 0:
         os.nice(_NICENESS[role])

@@ -5,6 +5,7 @@ Inference ranks and ranks with local inference use `ActingPolicy`, evaluation `P
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +24,45 @@ from hpcrl.unroll import UnrollStore
 from hpcrl.wire import Layout
 
 
-class _Decided(NamedTuple):
-    """Rows with everything that their unrolls keep, not yet appended."""
+class Decided(NamedTuple):
+    """Rows with everything that their unrolls keep, not yet appended.
+
+    Attributes:
+      ids: `<intp>[n]`.
+      fields: every field of `wire.row_fields`, `[n, ...]`.
+      core_state: `<float32>[n, S]`, before these rows.
+      prefix: stacked leaves' last K-1 frames before these rows, `[n, K-1, ...]`.
+    """
 
     ids: npt.NDArray[np.intp]
     fields: dict[str, npt.NDArray[np.generic]]
     core_state: torch.Tensor
     prefix: dict[str, npt.NDArray[np.generic]]
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> Decided:
+        """Return the rows where `chosen`, `<bool>[n]`."""
+        return Decided(
+            self.ids[chosen],
+            {name: field[chosen] for name, field in self.fields.items()},
+            self.core_state[torch.from_numpy(chosen)],
+            {name: frames[chosen] for name, frames in self.prefix.items()},
+        )
+
+    def observation(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return the observation leaves by path, `[n, ...]`, single frames."""
+        paths = [name for name in self.fields if name.startswith("obs:")]
+        return {name.removeprefix("obs:"): self.fields[name] for name in paths}
+
+    @classmethod
+    def joined(cls, parts: Sequence[Decided]) -> Decided:
+        """Return the rows of all `parts`, one after the other."""
+        first = parts[0]
+        return cls(
+            np.concatenate([part.ids for part in parts]),
+            {n: np.concatenate([part.fields[n] for part in parts]) for n in first.fields},
+            torch.cat([part.core_state for part in parts]),
+            {n: np.concatenate([part.prefix[n] for part in parts]) for n in first.prefix},
+        )
 
 
 class Policy:
@@ -120,6 +153,13 @@ class Policy:
             final=np.zeros(len(start), bool),
         )
 
+    def _rewind(self, rows: Decided) -> None:
+        """Return to the states before `rows`, the last of their environments."""
+        self._core_state[torch.from_numpy(rows.ids)] = rows.core_state
+        self._previous_action[rows.ids] = rows.fields["previous_action"]
+        for path, stacker in self._stackers.items():
+            stacker.rewind(rows.ids, rows.prefix[f"prefix:{path}"])
+
     def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
         self.restarts += int((self._run_id[ids] >= 0).sum())
         self._run_id[ids] = run_ids
@@ -173,14 +213,14 @@ class Policy:
             "policy_version": np.full(len(ids), self.version, np.int64),
         }
         fields |= {f"obs:{path}": leaf for path, leaf in observation.items()}
-        self._keep(_Decided(ids, fields, before, prefix), out.behaviour)
+        self._keep(Decided(ids, fields, before, prefix), out.behaviour)
         return action
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         """One-step time axis in front: `[1, n, ...]`."""
         return torch.from_numpy(np.ascontiguousarray(array)[None]).to(self._device)
 
-    def _keep(self, decided: _Decided, behaviour: dict[str, torch.Tensor]) -> None:
+    def _keep(self, decided: Decided, behaviour: dict[str, torch.Tensor]) -> None:
         """Called with all rows that were evaluated; here nothing is kept of them."""
 
 
@@ -227,13 +267,13 @@ class ActingPolicy(Policy):
         self.evaluation = (
             np.zeros(len(env_ids), bool) if exploration is None else exploration.evaluation
         )
-        self._decided: list[_Decided] = []
+        self._decided: list[Decided] = []
 
     def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
         super()._restart(ids, run_ids)
         self._store.discard(ids, run_ids)
 
-    def _keep(self, decided: _Decided, behaviour: dict[str, torch.Tensor]) -> None:
+    def _keep(self, decided: Decided, behaviour: dict[str, torch.Tensor]) -> None:
         for name, value in behaviour.items():
             decided.fields[f"behaviour:{name}"] = value.cpu().numpy()
         self._decided.append(decided)
@@ -242,24 +282,21 @@ class ActingPolicy(Policy):
         """Append the decided rows; return the unrolls that are complete, `<uint8>[n, nbytes]`."""
         complete = []
         for decided in self._decided:
-            ids, fields, core_state, prefix = self._learned_from(decided)
+            ids, fields, core_state, prefix = self._owed(decided)
             ids = self._store.append(ids, fields, core_state.cpu().numpy(), prefix)
             if len(ids):
                 unrolls = self._store.take(ids)
                 if self._priorities:
                     self._priorities.fill(ids, unrolls)
                 complete.append(unrolls)
+                self._completed(ids)
         self._decided.clear()
         return complete
 
-    def _learned_from(self, decided: _Decided) -> _Decided:
-        """Return the rows of training environments."""
+    def _owed(self, decided: Decided) -> Decided:
+        """Return the rows that unrolls keep: those of training environments."""
         keep = ~self.evaluation[decided.ids]
-        if keep.all():
-            return decided
-        return _Decided(
-            decided.ids[keep],
-            {name: field[keep] for name, field in decided.fields.items()},
-            decided.core_state[torch.from_numpy(keep)],
-            {name: frames[keep] for name, frames in decided.prefix.items()},
-        )
+        return decided if keep.all() else decided.of(keep)
+
+    def _completed(self, ids: npt.NDArray[np.intp]) -> None:
+        """Called with the environments that have completed an unroll."""

@@ -160,6 +160,10 @@ class StepSlots:
         self._waiting.clear()
         return slots
 
+    def put_back(self, slots: npt.NDArray[np.intp]) -> None:
+        """Let taken slots that were not answered wait again."""
+        self._waiting += slots.tolist()
+
     def rows(self, slots: npt.NDArray[np.intp]) -> tuple[Rows, npt.NDArray[np.intp]]:
         """Copy the valid rows of `slots` out; return them and their places in the batch."""
         step = {name: self._step[name][slots] for name in ("valid", "run_id", "reward")}

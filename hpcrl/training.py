@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 
 from hpcrl import exit_codes
-from hpcrl.agents import LAYOUT_OF_AGENT
 from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
+from hpcrl.layouts import check_layout
 from hpcrl.slurm_env import LaunchError, is_launched, parse_time_unix_s
 from hpcrl.stopping import StopSignal
 from hpcrl.topology import TopologyError, local_world_size
@@ -40,13 +40,10 @@ def check_together(config: Config) -> None:
             f"env.envs_per_actor {config.env.envs_per_actor} is not a multiple of env.groups "
             f"{config.env.groups}: each group steps an equal share"
         )
-    layout = LAYOUT_OF_AGENT[config.agent.name]
-    if config.layout != layout:
-        fitting = [name for name, of in LAYOUT_OF_AGENT.items() if of == config.layout]
-        raise ConfigError(
-            f"agent.name {config.agent.name} learns in layout: {layout}, got layout: "
-            f"{config.layout}, whose agents are {', '.join(fitting)}"
-        )
+    try:
+        check_layout(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     stop = config.stop
     if not (stop.frames or stop.agent_steps or stop.wall_time_s or stop.mean_return is not None):
         raise ConfigError(

@@ -67,6 +67,10 @@ class UnrollStore:
         self._header["run_id"][ids] = run_ids
         self._header["unroll_index"][ids] = 0
 
+    def begin(self, ids: Ids) -> None:
+        """Forget the partial unrolls of `ids`; the next row is the row 0 of their next one."""
+        self._length[ids] = 0
+
     def append(
         self, ids: Ids, rows: Arrays, core_state: npt.NDArray[np.float32], prefix: Arrays
     ) -> Ids:

@@ -146,7 +146,7 @@ def test_every_section_takes_overrides(tmp_path):
             "checkpoint: {zzz: 1}",
             "unknown key checkpoint.zzz; keys of checkpoint are every_s, keep",
         ),
-        ("zzz: 1", "unknown key zzz; sections are layout, run, env,"),
+        ("zzz: 1", "unknown key zzz; sections are layout, placement, run,"),
     ],
 )
 def test_an_unknown_key_gets_a_suggestion(text, expected, tmp_path):

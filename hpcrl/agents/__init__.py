@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hpcrl.ops.exploration import Exploration
     from hpcrl.types import NetInputs, UnrollBatch
 
-LAYOUT_OF_AGENT = {"vtrace": "seed", "r2d2": "replay", "apex": "replay"}
-"""The layout that each agent learns in."""
-
-AGENTS = tuple(LAYOUT_OF_AGENT)
+AGENTS = ("vtrace", "r2d2", "apex")
 """Names of the agents."""
+
+REPLAY_AGENTS = ("r2d2", "apex")
+"""Those that learn from a replay."""
 
 
 @dataclass(frozen=True)

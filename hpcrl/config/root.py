@@ -46,9 +46,13 @@ AgentConfig = Annotated[
 class Config:
     """One training job."""
 
-    layout: Literal["seed", "replay"] = "seed"
-    """How roles are laid out: seed is central batched inference with learning on-policy,
-    replay the same with a prioritized replay in the learners' memory."""
+    layout: Literal["seed", "impala", "replay"] = "seed"
+    """How acting and learning are laid out: seed (central batched inference, V-trace), impala
+    (workers act with their own copy of the weights, V-trace), or replay (a prioritized replay in
+    the learners' memory, R2D2 and Ape-X)."""
+    placement: Literal["auto", "central", "local"] = "auto"
+    """Where actions are chosen: on inference ranks (central) or by the workers that step the
+    environments (local); auto: as is usual for the layout."""
     run: RunConfig = field(default_factory=RunConfig)
     """The run as a whole."""
     env: EnvConfig = field(default_factory=EnvConfig)

@@ -118,3 +118,12 @@ class FrameStacker:
           first two axes exchanged.
         """
         return np.moveaxis(self._stacks[1:, rows], 0, 1)
+
+    def rewind(self, rows: NDArray[np.integer], prefix: Array) -> None:
+        """Return to the frames before a push, which must follow again.
+
+        Args:
+          rows: `<int>[n]`.
+          prefix: `[n, K-1, *]`, all but the newest frame of the stacks that the push gave.
+        """
+        self._stacks[1:, rows] = np.moveaxis(prefix, 0, 1)

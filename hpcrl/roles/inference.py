@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from hpcrl.acting_rank import LearnerPort, make_policy
 from hpcrl.brain import Brain
-from hpcrl.commands import CommandReceiver
 from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, Job, full_batch_rows
-from hpcrl.link import wait_until
+from hpcrl.pacing import PacedPolicy
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import StepSlots
 from hpcrl.stats import StatsReporter
 from hpcrl.timing import StageTimer
-from hpcrl.unroll_flow import UnrollOutbox
-from hpcrl.weights import WeightsSubscriber
-from hpcrl.wire import Command
-
-
-def make_policy(job: Job, brain: Brain, device: torch.device) -> ActingPolicy:
-    """Build the policy for all environments of this rank's actors, in slot order."""
-    env_ids = np.concatenate([job.env_ids(a) for a in job.topology.actors_of[job.rank]])
-    num_envs = len(job.topology.ranks_of("actor")) * job.config.env.envs_per_actor
-    return ActingPolicy(
-        brain,
-        job.env,
-        job.unroll,
-        job.config.learner.unroll_steps,
-        env_ids,
-        device,
-        job.config.inference.precision,
-        job.seed("inference", job.role_index),
-        brain.exploration(env_ids, num_envs),
-    )
 
 
 def make_slots(job: Job) -> StepSlots:
@@ -50,46 +31,93 @@ def make_slots(job: Job) -> StepSlots:
     )
 
 
+class HeldSlots:
+    """Slots whose actions are withheld until newer weights come; see `pacing`.
+
+    Args:
+      slots: the clients' slots.
+      policy: whose environments owe a share of unrolls to each version.
+      rows_per_slot: environments of a group.
+    """
+
+    def __init__(self, slots: StepSlots, policy: PacedPolicy, rows_per_slot: int):
+        self._slots = slots
+        self._policy = policy
+        self._rows_per_slot = rows_per_slot
+        self._held = np.zeros(0, np.intp)
+
+    def __bool__(self) -> bool:
+        return len(self._held) > 0
+
+    def reply(
+        self,
+        batch: npt.NDArray[np.intp],
+        places: npt.NDArray[np.intp],
+        actions: npt.NDArray[np.generic],
+    ) -> None:
+        """Answer the slots of `batch` that still owe unrolls, and hold the others."""
+        rows = self._rows_per_slot
+        ids = batch[:, None] * rows + np.arange(rows)
+        done = self._policy.satisfied[ids].all(1)
+        self._policy.hold(ids[done].ravel())
+        self._held = np.sort(np.concatenate([self._held, batch[done]]))
+        keep = ~done[places // rows]
+        position = np.cumsum(~done) - 1
+        going = position[places[keep] // rows] * rows + places[keep] % rows
+        self._answer(batch[~done], going, actions[keep])
+
+    def resume(self) -> None:
+        """Answer the held slots with actions of the current weights."""
+        ids, actions = self._policy.resume()
+        rows, held = self._rows_per_slot, self._held
+        places = np.searchsorted(held, ids // rows) * rows + ids % rows
+        self._held = held[:0]
+        self._answer(held, places, actions)
+
+    def give_up(self) -> None:
+        """Let the held slots wait for their actions like any other."""
+        self._slots.put_back(self._held)
+        self._held = self._held[:0]
+
+    def _answer(
+        self,
+        slots: npt.NDArray[np.intp],
+        places: npt.NDArray[np.intp],
+        actions: npt.NDArray[np.generic],
+    ) -> None:
+        if len(slots):
+            self._slots.reply(slots, places, actions)
+
+
 def run(job: Job, brain: Brain, device: torch.device) -> None:
     """Serve actions until the learner says STOP."""
-    link, learner = job.link, job.topology.learner_of[job.rank]
-    policy = make_policy(job, brain, device)
+    link, rows_per_slot = job.link, job.rows_per_slot
+    env_ids = np.concatenate([job.env_ids(a) for a in job.topology.actors_of[job.rank]])
+    policy = make_policy(job, brain, device, env_ids)
     slots = make_slots(job)
-    sources = len(job.topology.clients_of[learner])
-    outbox = UnrollOutbox(link, learner, job.unroll, job.credits(sources))
-    weights = WeightsSubscriber(link, learner, policy.num_parameters)
-    commands = CommandReceiver(link, learner)
-    stats = StatsReporter(link, job.root, job.config.metrics.every_s / 2)
-    timer = StageTimer(INFERENCE_STAGES)
+    port = LearnerPort(job, policy)
+    held = HeldSlots(slots, policy, rows_per_slot) if isinstance(policy, PacedPolicy) else None
+    stats, timer = port.stats, StageTimer(INFERENCE_STAGES)
     waiter = link.waiter(
         lambda: (
-            f"{link.label} (rank {link.rank}) waited for "
-            + (
-                "the first weights"
-                if policy.version < 0
-                else "credits"
-                if outbox.blocked
-                else "steps"
-            )
-            + f"; {slots.num_waiting} of {len(job.clients(job.rank))} slots wait, learner is rank "
-            f"{learner}"
+            f"{link.label} (rank {link.rank}) waited for {port.need()}; {slots.num_waiting} of "
+            f"{len(job.clients(job.rank))} slots wait, learner is rank {port.learner}"
         )
     )
 
-    while commands.poll() is not Command.STOP:
-        newer = weights.poll()
-        if newer is not None:
-            policy.load(newer, weights.version)
-            weights.renew()
+    while not port.stopped():
+        if port.load_newer():
             timer.mark("weights")
-        if outbox.blocked:
-            outbox.pump()
+            if held is not None:
+                held.resume()
+                timer.mark("forward")
+        port.outbox.pump()
         if stats.due:
             _report(stats, timer, slots, policy)
         slots.poll()
-        if outbox.blocked or policy.version < 0 or not slots.due():
+        if port.outbox.blocked or policy.version < 0 or not slots.due():
             waiter.idle(job.config.inference.max_wait_s if slots.num_waiting else 1.0)
-            timer.mark("blocked" if outbox.blocked else "wait")
+            timer.mark("blocked" if port.outbox.blocked else "held" if held else "wait")
             continue
         waiter.progress()
         stats.totals["row_wait_s"] += slots.first_wait_s()
@@ -99,27 +127,24 @@ def run(job: Job, brain: Brain, device: torch.device) -> None:
         timer.mark("batch")
         actions = policy.act(rows)
         timer.mark("forward")
-        slots.reply(batch, places, actions)
-        timer.mark("scatter")
-        for unrolls in policy.record():
-            stats.totals["unrolls"] += len(unrolls)
-            outbox.put(unrolls)
+        if held is not None:
+            # What a row completes decides whether its action goes out.
+            port.send(policy.record())
+            held.reply(batch, places, actions)
+            timer.mark("scatter")
+        else:
+            slots.reply(batch, places, actions)
+            timer.mark("scatter")
+            port.send(policy.record())
         stats.add_episodes(episodes.returns, episodes.steps, policy.evaluation[episodes.ids])
         stats.totals["batches"] += 1
         stats.totals["rows"] += len(places)
         timer.mark("unroll")
 
+    if held is not None:
+        held.give_up()
     slots.stop(link)
-    outbox.abandon()
-    wait_until(lambda: outbox.in_flight == 0, waiter)
-    wait_until(stats.sent, waiter)
-    _report(stats, timer, slots, policy)
-    wait_until(stats.done, waiter)
-    commands.say_done()
-    # The learner may still be sending weights; it says EXIT when it isn't.
-    wait_until(lambda: commands.poll() is Command.EXIT, waiter)
-    weights.close()
-    commands.close()
+    port.finish(lambda: _report(stats, timer, slots, policy), waiter)
     slots.close()
 
 

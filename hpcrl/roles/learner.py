@@ -105,6 +105,8 @@ class Learner:
 
     def _open_book(self) -> Bookkeeper:
         job = self.job
+        topology = job.topology
+        acting_ranks = topology.ranks_of("inference") or topology.ranks_of("worker")
         return Bookkeeper(
             job.config,
             job.topology,
@@ -113,7 +115,7 @@ class Learner:
             self.data_parallel.name,
             self.counters,
             self.returns,
-            StatsCollector(job.link, job.topology.ranks_of("inference")),
+            StatsCollector(job.link, acting_ranks),
         )
 
     def _restore(self, checkpoint: Checkpoint | None) -> None:
