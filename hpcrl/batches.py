@@ -108,6 +108,16 @@ def assemble_sample(
     )
 
 
+def columns(batch: UnrollBatch, chosen: torch.Tensor) -> UnrollBatch:
+    """Return the unrolls `chosen`, `<int64>[n]`, of a batch."""
+    return UnrollBatch(
+        observation={path: leaf[:, chosen] for path, leaf in batch.observation.items()},
+        behaviour={name: leaf[:, chosen] for name, leaf in batch.behaviour.items()},
+        core_state=batch.core_state[chosen],
+        **{name: getattr(batch, name)[:, chosen] for name in _ROWS},
+    )
+
+
 def part(batch: UnrollBatch, first: int, last: int, device: torch.device) -> UnrollBatch:
     """Return unrolls `first:last` of a batch on `device`."""
 

@@ -61,6 +61,7 @@ class Bookkeeper:
         self._has_evaluation = getattr(config.agent, "evaluation_envs", 0) > 0
         self._exploring = RollingReturns()
         self._sums: dict[str, float] = defaultdict(float)
+        self._maxima: dict[str, float] = {}
         self._latest: dict[str, float] = {}
         self._steps = 0
         self._last_s = time.monotonic()
@@ -112,10 +113,16 @@ class Bookkeeper:
         self._frozen = True
 
     def note_step(self, values: Mapping[str, float]) -> None:
-        """Note the figures of one learner step; a report shows means, but of the learning rate."""
+        """Note the figures of one learner step.
+
+        A report shows means, the largest of what is named `_max`, and the last learning rate.
+        """
         self._latest = {"learning_rate": values["learning_rate"]}
         for name, value in values.items():
-            self._sums[name] += value
+            if name.endswith("_max"):
+                self._maxima[name] = max(value, self._maxima.get(name, value))
+            else:
+                self._sums[name] += value
         self._steps += 1
 
     def report_when_due(self, stages: Mapping[str, float]) -> None:
@@ -133,7 +140,9 @@ class Bookkeeper:
         values: dict[str, float | None] = {
             name: total / max(self._steps, 1) for name, total in self._sums.items()
         }
+        values |= self._maxima
         self._sums.clear()
+        self._maxima.clear()
         self._steps = 0
         values |= self._latest
         values |= self.returns.values()
@@ -170,6 +179,7 @@ class Bookkeeper:
         values |= {
             "batch_rows": rows_per_batch,
             "batch_fill": rows_per_batch / max(all_rows, 1),
+            "idle_rows_per_s": rate["idle_rows"],
             "row_wait_ms": 1e3 * rate["row_wait_s"] / batches,
             "env_restarts": self._collector.totals["restarts"],
         }

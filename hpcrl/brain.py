@@ -14,11 +14,13 @@ from torch import nn
 from hpcrl.agents import (
     REPLAY_AGENTS,
     ActOutput,
+    EpochAgent,
     LossOutput,
     ReplayAgent,
     ReplayWindow,
     load_agent,
 )
+from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.config.root import Config
 from hpcrl.nets.network import Network
 from hpcrl.ops.distributions import ActionDistribution
@@ -79,6 +81,23 @@ class Brain:
     def target_update_steps(self) -> int:
         """Learner steps between copies to the target network; 0: there is none."""
         return getattr(self._config.agent, "target_update_steps", 0)
+
+    @property
+    def epochs(self) -> tuple[int, int, float] | None:
+        """Epochs, minibatches and largest divergence of an agent that prepares its batches."""
+        agent = self._config.agent
+        if not isinstance(agent, PPOConfig):
+            return None
+        return agent.epochs, agent.minibatches, agent.max_kl
+
+    @property
+    def normalize_advantages(self) -> bool:
+        """Whether advantages are normalized over the global batch."""
+        return getattr(self._config.agent, "normalize_advantages", False)
+
+    def prepare(self, batch: UnrollBatch) -> UnrollBatch:
+        """Return what epochs work on; see `agents.EpochAgent.prepare`."""
+        return cast("EpochAgent", self._agent).prepare(batch, self._config.agent)
 
     def exploration(self, env_ids: npt.NDArray[np.int64], num_envs: int) -> Exploration | None:
         """Return how some of the job's environments explore; see `agents.Agent.exploration`."""

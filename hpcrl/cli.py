@@ -69,7 +69,7 @@ def plan(
         node_map = uniform_node_map(nodes, ranks, gpus_per_node, cores_per_node)
         topology = plan_topology(loaded.topology, node_map, demand)
         check_together(loaded)
-        check_shares(loaded, len(topology.learner_ranks))
+        check_shares(loaded, topology)
     except (ConfigError, TopologyError) as error:
         _fail(error, exit_codes.USAGE)
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.root import Config
 from hpcrl.link import Group, Link
@@ -33,7 +34,7 @@ def local_batch_unrolls(config: Config, topology: Topology) -> int:
 
 def unrolls_per_learner_step(config: Config) -> float:
     """Return how many unrolls all learners together receive for each step, on average."""
-    if isinstance(config.agent, VTraceConfig):
+    if isinstance(config.agent, VTraceConfig | PPOConfig):
         return config.learner.batch_unrolls
     items = config.agent.items_per_unroll(config.learner.unroll_steps)
     return config.learner.batch_unrolls / (config.replay.ratio * items)

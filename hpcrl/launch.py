@@ -15,7 +15,7 @@ from hpcrl.checkpoint import Checkpoint, CheckpointError
 from hpcrl.config.load import ConfigError, config_hash, parse_config, to_dict, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.job import Job, Seat
-from hpcrl.layouts import placement_of
+from hpcrl.layouts import check_paced_batch, placement_of
 from hpcrl.link import Group, Link
 from hpcrl.node_facts import choose_threads, node_facts
 from hpcrl.plan_numbers import derived_numbers
@@ -141,13 +141,14 @@ def _plan(config: Config, facts: list[dict[str, Any]]) -> Topology:
     )
     overrides = {rank: f["role"] for rank, f in enumerate(facts) if f["role"]}
     topology = plan_topology(config.topology, nodes, demand_of(config), overrides)
-    check_shares(config, len(topology.learner_ranks))
+    check_shares(config, topology)
     return topology
 
 
-def check_shares(config: Config, learners: int) -> None:
+def check_shares(config: Config, topology: Topology) -> None:
     """Raise ConfigError unless each learner's share of the batch can be had."""
     unrolls, queue = config.learner.batch_unrolls, config.learner.queue_unrolls
+    learners = len(topology.learner_ranks)
     if unrolls % learners:
         raise ConfigError(
             f"learner.batch_unrolls {unrolls} can't be shared by {learners} learners: the "
@@ -164,6 +165,10 @@ def check_shares(config: Config, learners: int) -> None:
             f"learner.queue_unrolls {queue} is less than the {share} unrolls of each learner's "
             f"batch ({unrolls} / {learners} learners): a batch would never be complete"
         )
+    try:
+        check_paced_batch(config, topology)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _stop_at(config: Config, job_end_unix_s: float | None) -> float | None:

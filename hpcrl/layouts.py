@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.config.root import Config
-from hpcrl.topology import Placement
+from hpcrl.topology import Placement, Topology
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ LAYOUTS: dict[str, LayoutRules] = {
     ),
     "impala": LayoutRules(
         ("local",), ("vtrace",), False, "workers act and learners correct for the lag"
+    ),
+    "sync": LayoutRules(
+        ("central", "local"), ("ppo",), True, "acting waits for the weights of every learner step"
     ),
     "replay": LayoutRules(
         ("central",), ("r2d2", "apex"), False, "learners draw from a prioritized replay"
@@ -68,3 +73,49 @@ def check_layout(config: Config) -> None:
             f"placement {config.placement} does not go with layout: {name}, where {rules.meaning}: "
             f"its placement is {' or '.join(rules.placements)}"
         )
+    if isinstance(config.agent, PPOConfig):
+        _check_minibatches(config, config.agent)
+
+
+def _check_minibatches(config: Config, agent: PPOConfig) -> None:
+    if config.network.core != "none" and agent.minibatch_over == "transitions":
+        raise ValueError(
+            f"network.core {config.network.core} needs agent.minibatch_over: unrolls: shuffled "
+            "single transitions have no rows before them to carry the recurrent state"
+        )
+
+
+def check_paced_batch(config: Config, topology: Topology) -> None:
+    """Check that a synchronous batch is an equal number of unrolls of every environment.
+
+    Raises:
+      ValueError: it isn't; names the sizes that are.
+    """
+    if not rules_of(config).synchronous:
+        return
+    acting_ranks = topology.ranks_of("actor") + topology.ranks_of("worker")
+    learners = len(topology.learner_ranks)
+    per_cell = Counter(topology.cell_of[rank] for rank in acting_ranks)
+    envs = [per_cell[cell] * config.env.envs_per_actor for cell in range(learners)]
+    if len(set(envs)) > 1:
+        raise ValueError(
+            f"layout: {config.layout} needs as many environments in the cell of each learner, got "
+            f"{envs}: make topology.actors a multiple of {learners} learners"
+        )
+    unrolls, total = config.learner.batch_unrolls, sum(envs)
+    if unrolls % total:
+        below = unrolls // total * total
+        fitting = f"{below} or {below + total}" if below else str(total)
+        raise ValueError(
+            f"layout: {config.layout} takes equally many unrolls of each of {total} environments, "
+            f"and learner.batch_unrolls {unrolls} is not a multiple of them: set it to {fitting}"
+        )
+    if isinstance(config.agent, PPOConfig):
+        rows = 1 if config.agent.minibatch_over == "unrolls" else config.learner.unroll_steps
+        share = unrolls // learners * rows // config.agent.minibatches
+        if share < config.learner.micro_batches:
+            raise ValueError(
+                f"agent.minibatches {config.agent.minibatches}: a minibatch of a learner has "
+                f"{share} {config.agent.minibatch_over}, fewer than learner.micro_batches "
+                f"{config.learner.micro_batches}"
+            )

@@ -29,10 +29,6 @@ class PacedPolicy(ActingPolicy):
     Args:
       *arguments: of `ActingPolicy`.
       unrolls_per_version: what each environment owes.
-
-    Attributes:
-      satisfied: `<bool>[N]`, environments that owe nothing to the current version any more.
-      idle_rows: rows that were acted and not learned from.
     """
 
     def __init__(self, *arguments: Any):
@@ -41,7 +37,6 @@ class PacedPolicy(ActingPolicy):
         self._delivered = np.zeros(len(self.evaluation), np.intp)
         self._latest: Decided | None = None
         self._held: list[Decided] = []
-        self.idle_rows = 0
 
     @property
     def satisfied(self) -> npt.NDArray[np.bool_]:

@@ -239,6 +239,9 @@ class ActingPolicy(Policy):
       precision: autocast of the forward pass.
       seed: of the action sampling.
       exploration: of the N environments; evaluation environments leave no unrolls.
+
+    Attributes:
+      idle_rows: rows that were acted for training and left out of every unroll.
     """
 
     def __init__(
@@ -268,6 +271,7 @@ class ActingPolicy(Policy):
             np.zeros(len(env_ids), bool) if exploration is None else exploration.evaluation
         )
         self._decided: list[Decided] = []
+        self.idle_rows = 0
 
     def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
         super()._restart(ids, run_ids)

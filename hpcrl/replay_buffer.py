@@ -85,6 +85,7 @@ class ReplayBuffer:
         self.shard = self._make_shard(layout)
         self._buffers = self.shard.make_buffers(self._batch)
         slots = job.queue_slots_per_source(len(self._clients))
+        self.version = 0
         self._inbox = UnrollInbox(job.link, self._clients, job.unroll, slots)
         self._files = ReplayCheckpoint(job)
         self._rng = np.random.default_rng(job.seed("replay", job.role_index))

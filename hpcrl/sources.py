@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from hpcrl.agreement import Rule
 from hpcrl.batches import assemble
 from hpcrl.job import Job
@@ -32,9 +35,11 @@ class Source(Protocol):
 
     Attributes:
       rules: the numbers that the learners agree on before each step, and how.
+      version: of the learner's weights; it keeps this up to date.
     """
 
     rules: Mapping[str, Rule]
+    version: int
 
     def serve(self) -> bool:
         """Take in what has arrived, at once; return whether there was anything."""
@@ -71,7 +76,8 @@ class OnPolicyQueue:
     """Unrolls in order of arrival, each trained on once. A `Source`."""
 
     def __init__(self, job: Job):
-        self.rules: Mapping[str, Rule] = {}
+        self.rules: Mapping[str, Rule] = {"policy_lag_max": "max"}
+        self.version = 0
         self._job = job
         self._batch_unrolls = job.local_batch_unrolls
         clients = job.topology.clients_of[job.rank]
@@ -87,8 +93,17 @@ class OnPolicyQueue:
         return len(self._inbox) >= self._batch_unrolls
 
     def vote(self) -> dict[str, float]:
-        """Return nothing: there is nothing to agree on."""
-        return {}
+        """Return the lag of the oldest row that the next batch learns from."""
+        slots = self._inbox.first(self._batch_unrolls)
+        return {"policy_lag_max": float(self._lag(slots).max(initial=0))}
+
+    def _lag(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        """Return how far behind the oldest acting row of each unroll is, `<int64>[n]`."""
+        version = self._inbox.views["policy_version"][slots, :-1]
+        final = self._inbox.views["final"][slots, :-1]
+        oldest = np.where(final, self.version, version).min(1, initial=self.version)
+        lag: npt.NDArray[np.int64] = self.version - oldest
+        return lag
 
     def take(self, agreed: Mapping[str, float]) -> Taken:
         """Return the oldest unrolls; their slots receive again."""
@@ -97,7 +112,7 @@ class OnPolicyQueue:
         slots = inbox.take(self._batch_unrolls)
         batch = assemble(inbox.views, slots, self._job.env, self._job.behaviour)
         inbox.release(slots)
-        return Taken(batch, None, {"queue_fill": fill})
+        return Taken(batch, None, {"queue_fill": fill, "policy_lag_max": agreed["policy_lag_max"]})
 
     def feedback(self, result: StepResult) -> None:
         """Nothing to learn: the unrolls are gone."""

@@ -33,6 +33,7 @@ COUNTERS = (
     "row_wait_s",
     "unrolls",
     "restarts",
+    "idle_rows",
     *(f"inference_{stage}_s" for stage in INFERENCE_STAGES),
     *(f"actor_{stage}_s" for stage in ACTOR_STAGES),
 )

@@ -128,6 +128,12 @@ class Trainer:
           NonFiniteLossError: on every learner alike.
         """
         self._update_target(version)
+        return self._update(batch, version, agent_steps, timer)
+
+    def _update(
+        self, batch: UnrollBatch, version: int, agent_steps: int, timer: StageTimer
+    ) -> StepResult:
+        """Backward, reduction and optimizer step."""
         sums, priorities = self._backward(batch, version, timer)
         names = list(sums)
         buffer = torch.cat([self.flat.grad, torch.stack([sums[name] for name in names])])
@@ -171,7 +177,8 @@ class Trainer:
             (out.loss_sum * scale).backward()
             if out.priorities is not None:
                 priorities.append(out.priorities.float().cpu())
-            lag = (version - piece.policy_version[:-1]).float()[~piece.final[:-1]]
+            acted = self._acted_rows(piece)
+            lag = (version - piece.policy_version[: len(acted)]).float()[acted]
             extra = {
                 "count": out.count,
                 "loss": out.loss_sum.detach(),
@@ -182,6 +189,10 @@ class Trainer:
                 sums[name] = sums[name] + value if name in sums else value
             timer.mark("forward_backward")
         return sums, torch.cat(priorities).numpy() if priorities else None
+
+    def _acted_rows(self, piece: UnrollBatch) -> torch.Tensor:
+        """Return which rows are trained on, `<bool>[T, B]`; the last is only a bootstrap."""
+        return ~piece.final[:-1]
 
     def _apply(self, totals: dict[str, float], count: float, agent_steps: int) -> StepResult:
         loss, lag = totals.pop("loss"), totals.pop("policy_lag")

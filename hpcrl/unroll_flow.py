@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +101,10 @@ class UnrollInbox:
     def fill(self) -> float:
         """Share of the slots that hold an unroll."""
         return len(self._arrived) / len(self.buffers)
+
+    def first(self, count: int) -> npt.NDArray[np.intp]:
+        """Return the oldest slots, up to `count` of them, without taking them."""
+        return np.array(list(islice(self._arrived, count)), np.intp)
 
     def take(self, count: int) -> npt.NDArray[np.intp]:
         """Return the oldest `count` slots; `release` them once they were copied."""

@@ -174,7 +174,10 @@ def test_an_unknown_key_gets_a_suggestion(text, expected, tmp_path):
         ("network: {hidden_sizes: 3}", "network.hidden_sizes must be a list, such as [64, 64]"),
         ("network: {hidden_sizes: [1, 0]}", "network.hidden_sizes.1 must be greater than 0, got 0"),
         ("network: {core: gru}", "network.core must be 'none' or 'lstm', got 'gru'"),
-        ("agent: {name: dqn}", "agent.name must be 'vtrace' or 'r2d2' or 'apex', got 'dqn'"),
+        (
+            "agent: {name: dqn}",
+            "agent.name must be 'vtrace' or 'ppo' or 'r2d2' or 'apex', got 'dqn'",
+        ),
         ("learner:", "learner must be a section with keys of its own, got None"),
         (
             "topology: {learners: some}",

@@ -25,6 +25,8 @@ def test_exactly_the_listed_combinations_are_allowed():
     assert allowed == {
         ("seed", "central", "vtrace"),
         ("impala", "local", "vtrace"),
+        ("sync", "central", "ppo"),
+        ("sync", "local", "ppo"),
         ("replay", "central", "r2d2"),
         ("replay", "central", "apex"),
     }
@@ -36,6 +38,7 @@ def test_every_layout_has_a_placement_of_its_own():
     assert placements == {
         "seed": "central",
         "impala": "local",
+        "sync": "central",
         "replay": "central",
     }
 
@@ -49,3 +52,12 @@ def test_a_replay_agent_elsewhere_is_refused_with_the_layout_that_it_needs(agent
 def test_a_placement_that_the_layout_does_not_have_is_refused_with_the_one_it_has():
     with pytest.raises(ValueError, match="placement central does not go with layout: impala, "):
         check_layout(config("impala", "vtrace", "central"))
+
+
+def test_shuffled_transitions_of_a_recurrent_network_are_refused():
+    with pytest.raises(
+        ValueError, match=r"network\.core lstm needs agent\.minibatch_over: unrolls"
+    ):
+        check_layout(config("sync", "ppo", network={"core": "lstm"}))
+    agent = {"name": "ppo", "minibatch_over": "unrolls"}
+    check_layout(config_of(layout="sync", agent=agent, network={"core": "lstm"}))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcrl.ops.exploration import Exploration
     from hpcrl.types import NetInputs, UnrollBatch
 
-AGENTS = ("vtrace", "r2d2", "apex")
+AGENTS = ("vtrace", "ppo", "r2d2", "apex")
 """Names of the agents."""
 
 REPLAY_AGENTS = ("r2d2", "apex")
@@ -127,6 +127,19 @@ class Agent(Protocol):
 
     def summarize(self, sums: dict[str, float], count: float) -> dict[str, float]:
         """Return the figures to show, from metrics summed over a global batch."""
+
+
+class EpochAgent(Agent, Protocol):
+    """An agent that takes several optimizer steps on every batch.
+
+    Its config has `epochs`, `minibatches`, `max_kl` and `normalize_advantages`.
+    """
+
+    def prepare(self, batch: UnrollBatch, config: Any) -> UnrollBatch:
+        """Return the rows of a batch that act, with what every epoch needs of them.
+
+        `behaviour["advantage"]` is `<float32>[T, B]`; the loss divides these rows' sums.
+        """
 
 
 class ReplayAgent(Agent, Protocol):

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Tag, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from hpcrl.agents.apex.config import ApexConfig
+from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.agents.r2d2.config import R2D2Config
 from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.sections import (
@@ -35,6 +36,7 @@ def _agent_name(value: Any) -> Any:
 
 AgentConfig = Annotated[
     Annotated[VTraceConfig, Tag("vtrace")]
+    | Annotated[PPOConfig, Tag("ppo")]
     | Annotated[R2D2Config, Tag("r2d2")]
     | Annotated[ApexConfig, Tag("apex")],
     Discriminator(_agent_name),
@@ -46,10 +48,11 @@ AgentConfig = Annotated[
 class Config:
     """One training job."""
 
-    layout: Literal["seed", "impala", "replay"] = "seed"
+    layout: Literal["seed", "impala", "sync", "replay"] = "seed"
     """How acting and learning are laid out: seed (central batched inference, V-trace), impala
-    (workers act with their own copy of the weights, V-trace), or replay (a prioritized replay in
-    the learners' memory, R2D2 and Ape-X)."""
+    (workers act with their own copy of the weights, V-trace), sync (acting waits for the weights
+    of each learner step, PPO), or replay (a prioritized replay in the learners' memory, R2D2 and
+    Ape-X)."""
     placement: Literal["auto", "central", "local"] = "auto"
     """Where actions are chosen: on inference ranks (central) or by the workers that step the
     environments (local); auto: as is usual for the layout."""

@@ -34,16 +34,21 @@ def make_slots(job: Job) -> StepSlots:
 class HeldSlots:
     """Slots whose actions are withheld until newer weights come; see `pacing`.
 
+    An actor steps its groups in turn and can't pass over one that waits, so none of them is
+    held before all of its environments are satisfied.
+
     Args:
       slots: the clients' slots.
       policy: whose environments owe a share of unrolls to each version.
       rows_per_slot: environments of a group.
+      groups: slots of each actor, side by side.
     """
 
-    def __init__(self, slots: StepSlots, policy: PacedPolicy, rows_per_slot: int):
+    def __init__(self, slots: StepSlots, policy: PacedPolicy, rows_per_slot: int, groups: int):
         self._slots = slots
         self._policy = policy
         self._rows_per_slot = rows_per_slot
+        self._groups = groups
         self._held = np.zeros(0, np.intp)
 
     def __bool__(self) -> bool:
@@ -55,11 +60,11 @@ class HeldSlots:
         places: npt.NDArray[np.intp],
         actions: npt.NDArray[np.generic],
     ) -> None:
-        """Answer the slots of `batch` that still owe unrolls, and hold the others."""
+        """Answer the slots of actors that still owe unrolls, and hold the others."""
         rows = self._rows_per_slot
-        ids = batch[:, None] * rows + np.arange(rows)
-        done = self._policy.satisfied[ids].all(1)
-        self._policy.hold(ids[done].ravel())
+        by_actor = self._policy.satisfied.reshape(-1, self._groups * rows)
+        done = np.all(by_actor[batch // self._groups], axis=1)
+        self._policy.hold((batch[done, None] * rows + np.arange(rows)).ravel())
         self._held = np.sort(np.concatenate([self._held, batch[done]]))
         keep = ~done[places // rows]
         position = np.cumsum(~done) - 1
@@ -91,12 +96,14 @@ class HeldSlots:
 
 def run(job: Job, brain: Brain, device: torch.device) -> None:
     """Serve actions until the learner says STOP."""
-    link, rows_per_slot = job.link, job.rows_per_slot
+    link = job.link
     env_ids = np.concatenate([job.env_ids(a) for a in job.topology.actors_of[job.rank]])
     policy = make_policy(job, brain, device, env_ids)
     slots = make_slots(job)
     port = LearnerPort(job, policy)
-    held = HeldSlots(slots, policy, rows_per_slot) if isinstance(policy, PacedPolicy) else None
+    held = None
+    if isinstance(policy, PacedPolicy):
+        held = HeldSlots(slots, policy, job.rows_per_slot, job.config.env.groups)
     stats, timer = port.stats, StageTimer(INFERENCE_STAGES)
     waiter = link.waiter(
         lambda: (
@@ -154,5 +161,6 @@ def _report(
     stats.set_stages("inference", timer.seconds)
     stats.set_stages("actor", dict(zip(ACTOR_STAGES, slots.timers_s().tolist(), strict=True)))
     stats.totals["restarts"] = policy.restarts
+    stats.totals["idle_rows"] = policy.idle_rows
     stats.totals["env_steps"] = stats.totals["rows"]
     stats.send()

@@ -19,6 +19,7 @@ from hpcrl.checkpoint import Checkpoint
 from hpcrl.commands import CommandSender
 from hpcrl.counters import Counters, RollingReturns
 from hpcrl.data_parallel import DataParallel, check_in_sync, make_data_parallel
+from hpcrl.epochs import EpochTrainer
 from hpcrl.job import LEARNER_STAGES, Job
 from hpcrl.link import Group, wait_until
 from hpcrl.replay_buffer import ReplayBuffer
@@ -84,7 +85,8 @@ class Learner:
         frame_skip = job.env.frame_skip
         stop = job.config.stop
         total_agent_steps = stop.agent_steps or -(-stop.frames // frame_skip)
-        self.trainer = Trainer(
+        trainer = EpochTrainer if brain.epochs else Trainer
+        self.trainer = trainer(
             brain,
             job.config.learner,
             self.data_parallel,
@@ -137,6 +139,7 @@ class Learner:
 
     def serve(self) -> bool:
         """Do all that must go on while this rank waits; return whether unrolls arrived."""
+        self.source.version = self.counters.learner_steps
         arrived = self.source.serve()
         self.publisher.serve(self.trainer.parameters, self.counters.learner_steps)
         if self.book:

@@ -159,5 +159,6 @@ def _report(port: LearnerPort, policy: ActingPolicy, timer: StageTimer) -> None:
     port.stats.set_stages("actor", {"step": seconds.pop("step")})
     port.stats.set_stages("inference", seconds)
     port.stats.totals["restarts"] = policy.restarts
+    port.stats.totals["idle_rows"] = policy.idle_rows
     port.stats.totals["env_steps"] = port.stats.totals["rows"]
     port.stats.send()

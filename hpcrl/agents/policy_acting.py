@@ -1,14 +1,20 @@
-"""How the V-trace agent acts, and what it records for its loss."""
+"""How agents with a policy and a value act, and what they record for their losses."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from hpcrl.agents import ActOutput
 from hpcrl.checks import check_shape
+from hpcrl.config.sections import NetworkConfig
+from hpcrl.nets.actor_critic import ActorCritic
 from hpcrl.ops.distributions import ActionDistribution
-from hpcrl.specs import ArraySpec
+from hpcrl.specs import ArraySpec, EnvSpec
 from hpcrl.types import NetInputs
 
 
@@ -17,9 +23,37 @@ def behaviour_spec() -> dict[str, ArraySpec]:
 
     `log_prob` of the action under the policy that chose it is all that the loss needs of the
     behaviour policy; it is recorded per row, as the weights may change inside an unroll.
-    `value` is for recordings.
+    `value` is for recordings, and for agents whose learners see no other weights than those
+    that acted.
     """
     return {"log_prob": ArraySpec((), "float32"), "value": ArraySpec((), "float32")}
+
+
+def network_settings(network: NetworkConfig) -> dict[str, Any]:
+    """Return the keywords of `ActorCritic` that the configuration gives."""
+    return {
+        "torso": network.torso,
+        "hidden_sizes": network.hidden_sizes,
+        "activation": network.activation,
+        "shared_torso": network.shared_torso,
+        "core": network.core,
+        "core_size": network.core_size,
+        "use_previous_action": network.use_previous_action,
+        "use_previous_reward": network.use_previous_reward,
+        "previous_reward_clip": network.previous_reward_clip,
+        "state_independent_std": network.state_independent_std,
+    }
+
+
+def make_network(
+    env: EnvSpec, distribution: ActionDistribution, network: NetworkConfig, config: Any
+) -> ActorCritic:
+    """Build the actor-critic; see `agents.Agent.make_network`."""
+    return ActorCritic(env, distribution, **network_settings(network))
+
+
+def exploration(env_ids: npt.NDArray[np.int64], num_envs: int, config: Any) -> None:
+    """Return None: the policy itself explores."""
 
 
 @torch.inference_mode()

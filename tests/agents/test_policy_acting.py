@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hpcrl.agents.vtrace.acting import act, behaviour_spec
+from hpcrl.agents.policy_acting import act, behaviour_spec
 from hpcrl.nets.actor_critic import ActorCritic
 from hpcrl.ops.distributions import ActionDistribution
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
