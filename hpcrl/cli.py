@@ -93,6 +93,19 @@ def status(run: Path) -> None:
         _fail(error, exit_codes.USAGE)
 
 
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+def advise(run: Path) -> None:
+    """Say which side of the run in directory RUN waits, and which setting to change."""
+    from hpcrl.advise import advice_lines
+    from hpcrl.run_dir import RunDirError
+
+    try:
+        print("\n".join(advice_lines(run)))
+    except RunDirError as error:
+        _fail(error, exit_codes.USAGE)
+
+
 @main.command(name="eval")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--episodes", default=10, show_default=True, type=click.IntRange(1))
