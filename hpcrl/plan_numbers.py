@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.root import Config
 from hpcrl.human import format_bytes
 from hpcrl.job import (
@@ -72,7 +71,7 @@ def _environments(config: Config, topology: Topology) -> str:
 
 
 def _learner_step(config: Config, topology: Topology, frame_skip: int | None) -> str:
-    if not isinstance(config.agent, VTraceConfig):
+    if config.layout == "replay":
         return _replay_step(config, topology, frame_skip)
     unrolls, steps = config.learner.batch_unrolls, config.learner.unroll_steps
     frames = f" = {unrolls * steps * frame_skip:,} frames" if frame_skip else ""
