@@ -41,7 +41,7 @@ def test_mpirun_inside_a_job_trains_is_stopped_by_the_batch_shell_and_is_requeue
                     'HPCRL_MPIRUN_OPTIONS="--oversubscribe --bind-to none"\n')  # fmt: skip
     job = BatchJob(
         *(cluster, tmp_path, "train_mpirun.sbatch", "counting.yaml"),
-        *("--stop.agent_steps", 150_000),
+        *("--stop.agent_steps", 400_000),
         sbatch=("--nodes=1", "--ntasks-per-node=4"),
         HPCRL_SITE=site,
     )
@@ -49,7 +49,7 @@ def test_mpirun_inside_a_job_trains_is_stopped_by_the_batch_shell_and_is_requeue
     cluster.run("scancel", "--batch", "-s", "USR2", job.id)
     job.start_again()
     assert job.finish() == 0
-    assert job.status["counters"]["learner_steps"] == 469
+    assert job.status["counters"]["learner_steps"] == 1250
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
