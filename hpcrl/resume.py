@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "stop.",
     "checkpoint.",
     "metrics.",
+    "recording.",
     "transport.",
     "inference.",
     "learner.backend",
