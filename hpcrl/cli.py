@@ -128,6 +128,28 @@ def evaluate(
 
 
 @main.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@click.option("--partial", is_flag=True, help="Use what can be read of a damaged recording.")
+def index(run: str, partial: bool) -> None:
+    """Make RUN/trajectories/index.h5, in which all segments look like one file."""
+    from analysis.index import main as index_main
+
+    sys.exit(index_main([run, *["--partial"] * partial]))
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@click.option("--format", "kind", required=True, type=click.Choice(["minari", "d4rl", "robomimic"]))
+@click.option("-o", "--output", required=True, type=click.Path())
+@click.option("--partial", is_flag=True, help="Use what can be read of a damaged recording.")
+def export(run: str, kind: str, output: str, partial: bool) -> None:
+    """Write the recorded episodes of RUN as another kind of dataset."""
+    from analysis.export import main as export_main
+
+    sys.exit(export_main([run, "--format", kind, "-o", output, *["--partial"] * partial]))
+
+
+@main.command()
 @click.argument("config", type=click.Path(dir_okay=False), required=False)
 def check(config: str | None) -> None:
     """Say what works here: MPI, Horovod, torch devices, environments, file system."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +103,14 @@ class Recorder:
     def _run(self) -> None:
         while (episode := self._queue.get()) is not None:
             if not self._stopped:
-                self._attempt(lambda episode=episode: self._write(episode))  # type: ignore[misc]
+                self._attempt(partial(self._write, episode))
             if self._stopped:
                 self._unwritten += 1
             self._budget.give(episode.nbytes)
         if not self._stopped:
             self._attempt(self._close_segment)
 
-    def _attempt(self, act: Any) -> None:
+    def _attempt(self, act: Callable[[], None]) -> None:
         """Recording ends at the first error; training doesn't."""
         try:
             act()
@@ -133,7 +134,10 @@ class Recorder:
         segment.append(steps, episode.final_observation(), self._entry(episode, steps))
         self.recorded += 1
         self._open_bytes = segment.nbytes
-        if self._open_bytes >= self._config.segment_bytes or time.monotonic() > self._segment_ends_s:
+        if (
+            self._open_bytes >= self._config.segment_bytes
+            or time.monotonic() > self._segment_ends_s
+        ):
             self._close_segment()
 
     def _entry(self, episode: Episode, steps: Mapping[str, Array]) -> dict[str, Any]:
