@@ -33,6 +33,8 @@ def open_file(path: Path) -> tuple[h5py.File, bool]:
     """Open a file that may have been killed; return it and whether it was properly closed.
 
     Locks are not taken: they fail on some parallel file systems, and segments have one writer.
+    Only a `.part` is opened as a file with a writer: in that mode HDF5 doesn't notice that the end
+    of a file is missing.
 
     Raises:
       OSError: it can't be read in any mode.
@@ -40,6 +42,8 @@ def open_file(path: Path) -> tuple[h5py.File, bool]:
     try:
         return h5py.File(path, "r", locking=False), True
     except OSError:
+        if path.suffix != ".part":
+            raise
         return h5py.File(path, "r", swmr=True, locking=False), False
 
 
@@ -85,8 +89,18 @@ class Segment:
         return self._files[process]
 
     def read(self, column: str, first: int, last: int) -> NDArray[Any]:
-        """Return rows `first:last` of a step column."""
-        rows: NDArray[Any] = self.file()[f"steps/{column}"][first:last]
+        """Return rows `first:last` of a step column.
+
+        Raises:
+          DataError: they can't be read.
+        """
+        try:
+            rows: NDArray[Any] = self.file()[f"steps/{column}"][first:last]
+        except OSError as error:
+            raise DataError(
+                f"{self.path} is damaged: {column} {first}:{last} can't be read: "
+                f"{_first_line(error)}"
+            ) from None
         return rows
 
     def final_observation(self, row: int) -> dict[str, NDArray[Any]]:

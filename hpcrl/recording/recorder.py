@@ -21,7 +21,7 @@ from hpcrl.durable import json_text, reason
 from hpcrl.job import Job
 from hpcrl.rank_log import log
 from hpcrl.recording.episodes import Array, Budget, Episode, EpisodeBuilder, column_specs
-from hpcrl.recording.segment import SegmentWriter, existing_segments
+from hpcrl.recording.segment import SegmentWriter, existing_segments, reserve_bytes
 from hpcrl.run_dir import RunDir
 from hpcrl.specs import ArraySpec, EnvSpec
 
@@ -125,8 +125,7 @@ class Recorder:
 
     def _write(self, episode: Episode) -> None:
         steps = episode.steps(self._columns)
-        room = self._room_bytes - self.nbytes
-        if self._room_bytes and sum(column.nbytes for column in steps.values()) > room:
+        if self._room_bytes and self._most_bytes(steps) > self._room_bytes:
             self._close_segment()
             self._stop(f"recording.max_bytes is reached in {self._folder}")
             return
@@ -139,6 +138,12 @@ class Recorder:
             or time.monotonic() > self._segment_ends_s
         ):
             self._close_segment()
+
+    def _most_bytes(self, steps: Mapping[str, Array]) -> int:
+        """Bytes on disk with one more episode, if nothing could be compressed."""
+        pending = self._segment.pending_bytes if self._segment else 0
+        more = sum(column.nbytes for column in steps.values())
+        return self.nbytes + pending + more + reserve_bytes(self._columns)
 
     def _entry(self, episode: Episode, steps: Mapping[str, Array]) -> dict[str, Any]:
         versions = steps.get("policy_version", np.array([-1]))

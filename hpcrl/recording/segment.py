@@ -28,6 +28,8 @@ _LIBVER = ("v110", "v110")
 _CHUNK_BYTES = 2**18
 _MAX_QUANTUM_ROWS = 1024
 _NARROW_CHUNK_ROWS = 4096
+_EPISODE_CHUNK_ROWS = 1024
+_SLACK_BYTES = 2**17
 _WIDE_BYTES = 256
 
 Array = npt.NDArray[np.generic]
@@ -57,6 +59,19 @@ def filter_arguments(compression: str) -> dict[str, Any]:
     if name == "none":
         return {}
     return {"compression": name, **({"compression_opts": int(level)} if level else {})}
+
+
+def reserve_bytes(columns: Mapping[str, ArraySpec]) -> int:
+    """Return a bound on what a segment takes beside the bytes of its steps.
+
+    The last chunk of every narrow column and of the index is allocated whole; attributes, the
+    object headers and the chunks' index come to less than the slack of 128 KiB per segment.
+    """
+    narrow = sum(spec.nbytes for spec in columns.values() if spec.nbytes < _WIDE_BYTES)
+    final = sum(s.nbytes for n, s in columns.items() if n.startswith("observation/"))
+    index = sum(np.dtype(dtype).itemsize for dtype in EPISODE_COLUMNS.values())
+    chunks = _NARROW_CHUNK_ROWS * (narrow + min(final, narrow)) + _EPISODE_CHUNK_ROWS * index
+    return chunks + final + _SLACK_BYTES
 
 
 class SegmentWriter:
@@ -100,7 +115,9 @@ class SegmentWriter:
             if name.startswith("observation/")
         }
         self._episodes = {
-            name: self._column(f"episodes/{name}", ArraySpec((), dtype), 1)
+            name: self._file.create_dataset(
+                f"episodes/{name}", (0,), dtype, maxshape=(None,), chunks=(_EPISODE_CHUNK_ROWS,)
+            )
             for name, dtype in EPISODE_COLUMNS.items()
         }
         self._file.swmr_mode = True
@@ -128,9 +145,9 @@ class SegmentWriter:
         return self.partial.stat().st_size
 
     @property
-    def num_steps(self) -> int:
-        """Steps of all episodes appended."""
-        return self._appended
+    def pending_bytes(self) -> int:
+        """Bytes of steps that wait for their chunk to fill."""
+        return sum(array.nbytes for arrays in self._pending.values() for array in arrays)
 
     def append(
         self,
