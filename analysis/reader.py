@@ -60,6 +60,8 @@ class LazyColumn:
         if stride < 0:
             raise ValueError(f"column {self._name}: a step of {stride} is not supported, use 1 up")
         parts = [part for _, part in self._parts(first, last)]
+        if len(parts) == 1:
+            return parts[0][::stride]
         rows = np.concatenate(parts) if parts else np.zeros((0, *self.shape[1:]), self.dtype)
         return rows[::stride]
 

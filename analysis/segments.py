@@ -75,6 +75,7 @@ class Segment:
     finished: bool
     unindexed_steps: int = 0
     _files: dict[int, h5py.File] = field(default_factory=dict, repr=False)
+    _datasets: dict[tuple[int, str], Any] = field(default_factory=dict, repr=False)
 
     @property
     def role_restart(self) -> tuple[str, int, int]:
@@ -95,13 +96,19 @@ class Segment:
           DataError: they can't be read.
         """
         try:
-            rows: NDArray[Any] = self.file()[f"steps/{column}"][first:last]
+            rows: NDArray[Any] = self._dataset(column)[first:last]
         except OSError as error:
             raise DataError(
                 f"{self.path} is damaged: {column} {first}:{last} can't be read: "
                 f"{_first_line(error)}"
             ) from None
         return rows
+
+    def _dataset(self, column: str) -> Any:
+        key = (os.getpid(), column)
+        if key not in self._datasets:
+            self._datasets[key] = self.file()[f"steps/{column}"]
+        return self._datasets[key]
 
     def final_observation(self, row: int) -> dict[str, NDArray[Any]]:
         """Return the leaves of the final observation in `row`."""
@@ -110,6 +117,7 @@ class Segment:
 
     def close(self) -> None:
         """Close this process's handle."""
+        self._datasets.clear()
         file = self._files.pop(os.getpid(), None)
         if file is not None:
             file.close()

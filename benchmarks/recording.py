@@ -37,7 +37,7 @@ def train(folder, seconds, recording):
 
 def training_cost(folder, pairs, seconds):
     """Frames/s of both kinds, their ratio, and bytes per frame on disk."""
-    rates = {True: [], False: []}
+    rates: dict[bool, list[float]] = {True: [], False: []}
     steps = nbytes = 0
     for pair in range(pairs):
         for recording in (pair % 2 == 0, pair % 2 == 1):
@@ -130,7 +130,7 @@ def random_reads(folder, sequences=300, length=20):
             for first in starts:
                 dataset[first : first + length]
 
-    seconds = {"reader": [], "h5py": []}
+    seconds: dict[str, list[float]] = {"reader": [], "h5py": []}
     for _ in range(3):
         for name, read in (("reader", reader), ("h5py", plain)):
             begin = time.perf_counter()

@@ -113,14 +113,25 @@ def advise(run: Path) -> None:
 @click.option("--greedy/--sample", default=True, help="Best action, or sampled as in training.")
 @click.option("--checkpoint", default=None, help="A checkpoint; the newest good one if absent.")
 @click.option("--seed", default=1, show_default=True)
+@click.option(
+    "--record/--no-record", default=True, help="Write episodes and table to RUN/evaluations."
+)
+@click.option("--videos", default=1, show_default=True, help="Of how many of the best episodes.")
 def evaluate(
-    run: Path, episodes: int, envs: int, greedy: bool, checkpoint: str | None, seed: int
+    run: Path,
+    episodes: int,
+    envs: int,
+    greedy: bool,
+    checkpoint: str | None,
+    seed: int,
+    record: bool,
+    videos: int,
 ) -> None:
     """Play whole episodes with a checkpoint of RUN; needs no MPI."""
     from hpcrl.evaluation import EvaluationError, evaluate_run, print_evaluation
 
     try:
-        result = evaluate_run(run, episodes, envs, greedy, checkpoint, seed)
+        result = evaluate_run(run, episodes, envs, greedy, checkpoint, seed, record, videos)
     except EvaluationError as error:
         _fail(error, exit_codes.USAGE)
         return

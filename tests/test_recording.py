@@ -28,7 +28,7 @@ def recorded_stage(folder, kind, steps=120, **section):
     """A stage whose rows are recorded, after random steps; returns it and its recorder."""
     stage = Stage(kind)
     recorder = recorder_for(folder, stage.spec, stage.brain.behaviour, len(stage.envs), **section)
-    stage.policy._sink = recorder
+    stage.policy.sink = recorder
     for _ in range(steps):
         stage.step()
     recorder.close()
@@ -67,7 +67,7 @@ def test_a_restarted_environment_leaves_an_interrupted_episode(tmp_path):
     stage = Stage("truncating")
     folder = tmp_path / "trajectories" / "inference-0-0"
     recorder = recorder_for(folder, stage.spec, stage.brain.behaviour, 3)
-    stage.policy._sink = recorder
+    stage.policy.sink = recorder
     for _ in range(2):
         stage.step([0, 1, 2])
     before = naive_episodes(stage.expected[1].rows)
@@ -243,7 +243,7 @@ def test_atari_frames_and_rewards_are_replayed_from_recorded_actions_and_seeds(t
     stage_policy = acting_policy(brain, spec)
     folder = tmp_path / "trajectories" / "inference-0-0"
     recorder = recorder_for(folder, spec, brain.behaviour, 2)
-    stage_policy._sink = recorder
+    stage.policy.sink = recorder
     batch = envs.reset()
     for _ in range(250):
         actions = stage_policy.act(rows_of(batch, [0, 1]))
