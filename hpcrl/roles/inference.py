@@ -154,9 +154,7 @@ def run(job: Job, brain: Brain, device: torch.device) -> None:
     slots.close()
 
 
-def _report(
-    port: LearnerPort, timer: StageTimer, slots: StepSlots, policy: ActingPolicy
-) -> None:
+def _report(port: LearnerPort, timer: StageTimer, slots: StepSlots, policy: ActingPolicy) -> None:
     stats = port.stats
     stats.set_stages("inference", timer.seconds)
     stats.set_stages("actor", dict(zip(ACTOR_STAGES, slots.timers_s().tolist(), strict=True)))
