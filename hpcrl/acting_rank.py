@@ -15,6 +15,7 @@ from hpcrl.layouts import rules_of
 from hpcrl.link import wait_until
 from hpcrl.pacing import PacedPolicy
 from hpcrl.policy import ActingPolicy
+from hpcrl.recording import open_recorder
 from hpcrl.stats import StatsReporter
 from hpcrl.timing import Waiter
 from hpcrl.unroll_flow import UnrollOutbox
@@ -58,6 +59,9 @@ class LearnerPort:
         sources = len(job.topology.clients_of[self.learner])
         self.outbox = UnrollOutbox(link, self.learner, job.unroll, job.credits(sources))
         self.stats = StatsReporter(link, job.root, job.config.metrics.every_s / 2)
+        acting = job.topology.ranks_of("inference") + job.topology.ranks_of("worker")
+        self._recorder = open_recorder(job, policy.env_ids, len(acting))
+        policy.sink = self._recorder
         self._policy = policy
         self._weights = WeightsSubscriber(link, self.learner, policy.num_parameters)
         self._commands = CommandReceiver(link, self.learner)
@@ -81,6 +85,14 @@ class LearnerPort:
             self.stats.totals["unrolls"] += len(unrolls)
             self.outbox.put(unrolls)
 
+    def report(self) -> None:
+        """Send the statistics, with what was recorded."""
+        if self._recorder:
+            self.stats.totals["recorded_episodes"] = self._recorder.recorded
+            self.stats.totals["dropped_episodes"] = self._recorder.dropped
+            self.stats.totals["recorded_bytes"] = self._recorder.nbytes
+        self.stats.send()
+
     def need(self) -> str:
         """Say what this rank waits for besides steps."""
         if self._policy.version < 0:
@@ -100,3 +112,5 @@ class LearnerPort:
         wait_until(lambda: self._commands.poll() is Command.EXIT, waiter)
         self._weights.close()
         self._commands.close()
+        if self._recorder:
+            self._recorder.close()

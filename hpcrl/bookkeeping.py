@@ -196,6 +196,9 @@ class Bookkeeper:
             "row_wait_ms": 1e3 * rate["row_wait_s"] / batches,
             "env_restarts": self._collector.totals["restarts"],
         }
+        if self._config.recording.enabled:
+            recorded = ("recorded_episodes", "dropped_episodes", "recorded_bytes")
+            values |= {name: self._collector.totals[name] for name in recorded}
         for role, count, names in (
             ("actor", num_actors, ACTOR_STAGES),
             ("inference", num_inference, INFERENCE_STAGES),

@@ -188,18 +188,51 @@ def verdict(run: Path, exit_code: int, job: str, max_restarts: int, max_fruitles
 @click.option("--greedy/--sample", default=True, help="Best action, or sampled as in training.")
 @click.option("--checkpoint", default=None, help="A checkpoint; the newest good one if absent.")
 @click.option("--seed", default=1, show_default=True)
+@click.option(
+    "--record/--no-record", default=True, help="Write episodes and table to RUN/evaluations."
+)
+@click.option("--videos", default=1, show_default=True, help="Of how many of the best episodes.")
 def evaluate(
-    run: Path, episodes: int, envs: int, greedy: bool, checkpoint: str | None, seed: int
+    run: Path,
+    episodes: int,
+    envs: int,
+    greedy: bool,
+    checkpoint: str | None,
+    seed: int,
+    record: bool,
+    videos: int,
 ) -> None:
     """Play whole episodes with a checkpoint of RUN; needs no MPI."""
     from hpcrl.evaluation import EvaluationError, evaluate_run, print_evaluation
 
     try:
-        result = evaluate_run(run, episodes, envs, greedy, checkpoint, seed)
+        result = evaluate_run(run, episodes, envs, greedy, checkpoint, seed, record, videos)
     except EvaluationError as error:
         _fail(error, exit_codes.USAGE)
         return
     print_evaluation(result)
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@click.option("--partial", is_flag=True, help="Use what can be read of a damaged recording.")
+def index(run: str, partial: bool) -> None:
+    """Make RUN/trajectories/index.h5, in which all segments look like one file."""
+    from analysis.index import main as index_main
+
+    sys.exit(index_main([run, *["--partial"] * partial]))
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False))
+@click.option("--format", "kind", required=True, type=click.Choice(["minari", "d4rl", "robomimic"]))
+@click.option("-o", "--output", required=True, type=click.Path())
+@click.option("--partial", is_flag=True, help="Use what can be read of a damaged recording.")
+def export(run: str, kind: str, output: str, partial: bool) -> None:
+    """Write the recorded episodes of RUN as another kind of dataset."""
+    from analysis.export import main as export_main
+
+    sys.exit(export_main([run, "--format", kind, "-o", output, *["--partial"] * partial]))
 
 
 @main.command()

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from env_wrappers import EnvBatch, EnvError, StepBatch, make
+from hpcrl.atari_scores import human_normalised
 from hpcrl.brain import Brain
 from hpcrl.checkpoint import (
     Checkpoint,
@@ -22,12 +23,19 @@ from hpcrl.checkpoint import (
     load_latest,
     load_path,
 )
-from hpcrl.config.load import ConfigError, load_config
+from hpcrl.config.load import ConfigError, load_config, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.config.sections import EnvConfig
+from hpcrl.durable import reason
+from hpcrl.evaluation_files import (
+    RecordingPolicy,
+    new_folder,
+    open_eval_recorder,
+    write_tables,
+    write_videos,
+)
 from hpcrl.human import format_count
 from hpcrl.optim import FlatParameters
-from hpcrl.policy import Policy
 from hpcrl.report import key_value_table
 from hpcrl.run_dir import CHECKPOINTS, RunDir
 from hpcrl.slots import Rows
@@ -64,6 +72,7 @@ class Evaluation:
       greedy: whether actions were the likeliest ones.
       episodes: by environment, in the order in which each played them.
       messages: what the reader should know: files passed over, options changed.
+      folder: where episodes, table and videos were written, if they were.
     """
 
     env_name: str
@@ -73,10 +82,39 @@ class Evaluation:
     greedy: bool
     episodes: tuple[Episode, ...]
     messages: tuple[str, ...]
+    folder: Path | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures over all episodes; `human_normalised` is None where not known."""
+        returns = np.array([episode.episode_return for episode in self.episodes])
+        low, middle, high = np.percentile(returns, [25, 50, 75])
+        return {
+            "env_name": self.env_name,
+            "checkpoint": str(self.checkpoint),
+            "learner_steps": self.learner_steps,
+            "frames": self.frames,
+            "greedy": self.greedy,
+            "episodes": len(returns),
+            "mean_return": float(returns.mean()),
+            "q25_return": float(low),
+            "median_return": float(middle),
+            "q75_return": float(high),
+            "min_return": float(returns.min()),
+            "max_return": float(returns.max()),
+            "mean_agent_steps": float(np.mean([e.agent_steps for e in self.episodes])),
+            "human_normalised": human_normalised(self.env_name, float(returns.mean())),
+        }
 
 
 def evaluate_run(
-    run: Path, episodes: int, envs: int, greedy: bool, checkpoint: str | None, seed: int
+    run: Path,
+    episodes: int,
+    envs: int,
+    greedy: bool,
+    checkpoint: str | None,
+    seed: int,
+    record: bool = False,
+    videos: int = 0,
 ) -> Evaluation:
     """Play `episodes` whole episodes with the configuration of a run.
 
@@ -91,10 +129,12 @@ def evaluate_run(
       checkpoint: a directory, the name of one of the run's, or its learner step; None takes the
         newest good one.
       seed: of the environments and of sampling; training never uses the same streams.
+      record: write the episodes, a table and a summary to RUN/evaluations.
+      videos: of how many of the best recorded episodes to write a video.
 
     Raises:
-      EvaluationError: no such run or checkpoint, a damaged one, one of another network, or an
-        environment that can't be made or misbehaves.
+      EvaluationError: no such run or checkpoint, a damaged one, one of another network, an
+        environment that can't be made or misbehaves, or a folder that can't be written.
     """
     try:
         config = load_config(RunDir(run).config)
@@ -102,15 +142,18 @@ def evaluate_run(
         options, notes = evaluation_options(config.env)
         quota = episode_quota(episodes, envs)
         seeds = [env_seed(seed, index) for index in range(len(quota))]
+        folder = new_folder(run, saved.step) if record else None
         batch = make(config.env.name, len(quota), seeds, options)
         try:
             policy = _load_policy(config, batch, saved, greedy, seed)
-            played = _play_showing_progress(batch, policy, quota)
+            played = _play_and_record(config, batch, policy, quota, seeds, folder)
         finally:
             batch.close()
     except (ConfigError, CheckpointError, EnvError) as error:
         raise EvaluationError(str(error)) from error
-    return Evaluation(
+    except OSError as error:
+        raise EvaluationError(f"can't write in {run}/evaluations: {reason(error)}") from error
+    result = Evaluation(
         env_name=config.env.name,
         checkpoint=saved.path,
         learner_steps=saved.step,
@@ -118,7 +161,40 @@ def evaluate_run(
         greedy=greedy,
         episodes=tuple(episode for of_env in played for episode in of_env),
         messages=(*saved.skipped, *notes),
+        folder=folder,
     )
+    if folder:
+        _write_results(folder, config, result, videos)
+    return result
+
+
+def _play_and_record(
+    config: Config,
+    envs: EnvBatch,
+    policy: RecordingPolicy,
+    quota: Sequence[int],
+    seeds: Sequence[int],
+    folder: Path | None,
+) -> list[list[Episode]]:
+    if folder is None:
+        return _play_showing_progress(envs, policy, quota)
+    env = EnvSpec.from_json(envs.spec)
+    recorder = open_eval_recorder(folder, config, env, Brain(config, env).behaviour, seeds)
+    policy.sink = recorder
+    try:
+        return _play_showing_progress(envs, policy, quota)
+    finally:
+        recorder.close()
+
+
+def _write_results(folder: Path, config: Config, result: Evaluation, videos: int) -> None:
+    from analysis.errors import DataError
+
+    try:
+        write_tables(folder, to_yaml(config), result.summary(), result.episodes)
+        write_videos(folder, videos)
+    except (OSError, DataError) as error:
+        raise EvaluationError(f"can't write in {folder}: {reason(error)}") from error
 
 
 def evaluation_options(env: EnvConfig) -> tuple[dict[str, Any], list[str]]:
@@ -147,7 +223,7 @@ def env_seed(seed: int, index: int) -> int:
 
 
 def play_episodes(
-    envs: EnvBatch, policy: Policy, quota: Sequence[int], on_episode: Callable[[], None]
+    envs: EnvBatch, policy: RecordingPolicy, quota: Sequence[int], on_episode: Callable[[], None]
 ) -> list[list[Episode]]:
     """Play until environment i has finished `quota[i]` episodes.
 
@@ -177,6 +253,8 @@ def play_episodes(
             played[row].append(Episode(float(score), int(length)))
             left[row] -= 1
             on_episode()
+            if not left[row]:
+                policy.end(np.array([row]), step)
     return played
 
 
@@ -212,7 +290,7 @@ def _find_checkpoint(run: Path, asked: str | None) -> Checkpoint:
 
 def _load_policy(
     config: Config, envs: EnvBatch, saved: Checkpoint, greedy: bool, seed: int
-) -> Policy:
+) -> RecordingPolicy:
     env = EnvSpec.from_json(envs.spec)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     prefix = "model."
@@ -227,7 +305,7 @@ def _load_policy(
         load_model(flat, tensors)
     except ValueError as error:
         raise EvaluationError(f"{saved.path}: {error}") from None
-    policy = Policy(
+    policy = RecordingPolicy(
         brain, env, envs.num_envs, device, config.inference.precision, seed, greedy=greedy
     )
     policy.load(flat.value.numpy(), saved.step)
@@ -235,7 +313,7 @@ def _load_policy(
 
 
 def _play_showing_progress(
-    envs: EnvBatch, policy: Policy, quota: Sequence[int]
+    envs: EnvBatch, policy: RecordingPolicy, quota: Sequence[int]
 ) -> list[list[Episode]]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -246,20 +324,23 @@ def _play_showing_progress(
 def print_evaluation(result: Evaluation, console: Console | None = None) -> None:
     """Print a table of the returns; few episodes are listed one by one."""
     console = console or Console()
-    returns = np.array([episode.episode_return for episode in result.episodes])
-    steps = np.array([episode.agent_steps for episode in result.episodes])
-    low, middle, high = np.percentile(returns, [25, 50, 75])
+    returns = [episode.episode_return for episode in result.episodes]
+    summary = result.summary()
     rows = {
         "environment": result.env_name,
         "checkpoint": f"{result.checkpoint} ({format_count(result.frames)} frames)",
         "actions": "greedy" if result.greedy else "sampled",
         "episodes": str(len(returns)),
-        "mean return": f"{returns.mean():.4g}",
-        "median return": f"{middle:.4g}",
-        "middle half": f"{low:.4g} to {high:.4g}",
-        "lowest to highest": f"{returns.min():.4g} to {returns.max():.4g}",
-        "mean agent steps": f"{steps.mean():.4g}",
+        "mean return": f"{summary['mean_return']:.4g}",
+        "median return": f"{summary['median_return']:.4g}",
+        "middle half": f"{summary['q25_return']:.4g} to {summary['q75_return']:.4g}",
+        "lowest to highest": f"{summary['min_return']:.4g} to {summary['max_return']:.4g}",
+        "mean agent steps": f"{summary['mean_agent_steps']:.4g}",
     }
+    if summary["human_normalised"] is not None:
+        rows["human-normalised"] = f"{100 * summary['human_normalised']:.4g} %"
+    if result.folder:
+        rows["written to"] = str(result.folder)
     if len(returns) <= _LISTED_EPISODES:
         rows["returns"] = ", ".join(f"{score:.4g}" for score in returns)
     for message in result.messages:

@@ -37,6 +37,7 @@ class PacedPolicy(ActingPolicy):
         self._delivered = np.zeros(len(self.evaluation), np.intp)
         self._latest: Decided | None = None
         self._held: list[Decided] = []
+        self._resuming = False
 
     @property
     def satisfied(self) -> npt.NDArray[np.bool_]:
@@ -54,6 +55,12 @@ class PacedPolicy(ActingPolicy):
         """Append the rows that are owed; return the unrolls that are complete."""
         self._latest = self._decided[-1] if self._decided else None
         return super().record()
+
+    def _show(self, decided: Decided) -> None:
+        if self.sink is not None and self._resuming:
+            self.sink.replace(decided.ids, decided.fields)
+        else:
+            super()._show(decided)
 
     def _owed(self, decided: Decided) -> Decided:
         owed = ~self.satisfied[decided.ids]
@@ -88,5 +95,7 @@ class PacedPolicy(ActingPolicy):
         fields: Mapping[str, Any] = rows.fields
         flags = {name: fields[name] for name in ("terminated", "start", "final")}
         actions = self._evaluate(rows.ids, rows.observation(), fields["reward"], **flags)
+        self._resuming = True
         self.record()  # completes nothing: an unroll has at least two rows
+        self._resuming = False
         return rows.ids, actions

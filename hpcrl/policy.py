@@ -5,8 +5,8 @@ Inference ranks and ranks with local inference use `ActingPolicy`, evaluation `P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,20 @@ class Decided(NamedTuple):
             torch.cat([part.core_state for part in parts]),
             {n: np.concatenate([part.prefix[n] for part in parts]) for n in first.prefix},
         )
+
+
+class RowSink(Protocol):
+    """Takes rows in the order in which each environment gave them."""
+
+    def add(
+        self, ids: npt.NDArray[np.intp], rows: Mapping[str, npt.NDArray[np.generic]], /
+    ) -> None:
+        """Take one row of each of `ids`, every field of `wire.row_fields`."""
+
+    def replace(
+        self, ids: npt.NDArray[np.intp], rows: Mapping[str, npt.NDArray[np.generic]], /
+    ) -> None:
+        """Take these in place of the last rows of `ids`: another action was chosen."""
 
 
 class Policy:
@@ -242,6 +256,8 @@ class ActingPolicy(Policy):
 
     Attributes:
       idle_rows: rows that were acted for training and left out of every unroll.
+      env_ids: `<int64>[N]`.
+      sink: also gets every row, in `record`; none at first.
     """
 
     def __init__(
@@ -272,6 +288,8 @@ class ActingPolicy(Policy):
         )
         self._decided: list[Decided] = []
         self.idle_rows = 0
+        self.env_ids = env_ids
+        self.sink: RowSink | None = None
 
     def _restart(self, ids: npt.NDArray[np.intp], run_ids: npt.NDArray[np.int64]) -> None:
         super()._restart(ids, run_ids)
@@ -286,6 +304,7 @@ class ActingPolicy(Policy):
         """Append the decided rows; return the unrolls that are complete, `<uint8>[n, nbytes]`."""
         complete = []
         for decided in self._decided:
+            self._show(decided)
             ids, fields, core_state, prefix = self._owed(decided)
             ids = self._store.append(ids, fields, core_state.cpu().numpy(), prefix)
             if len(ids):
@@ -296,6 +315,10 @@ class ActingPolicy(Policy):
                 self._completed(ids)
         self._decided.clear()
         return complete
+
+    def _show(self, decided: Decided) -> None:
+        if self.sink is not None:
+            self.sink.add(decided.ids, decided.fields)
 
     def _owed(self, decided: Decided) -> Decided:
         """Return the rows that unrolls keep: those of training environments."""

@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "stop.",
     "checkpoint.",
     "metrics.",
+    "recording.",
     "transport.",
     "inference.",
     "learner.backend",

@@ -34,6 +34,9 @@ COUNTERS = (
     "unrolls",
     "restarts",
     "idle_rows",
+    "recorded_episodes",
+    "dropped_episodes",
+    "recorded_bytes",
     *(f"inference_{stage}_s" for stage in INFERENCE_STAGES),
     *(f"actor_{stage}_s" for stage in ACTOR_STAGES),
 )

@@ -19,6 +19,7 @@ from hpcrl.config.sections import (
     LearnerConfig,
     MetricsConfig,
     NetworkConfig,
+    RecordingConfig,
     ReplayConfig,
     RunConfig,
     StopConfig,
@@ -80,6 +81,8 @@ class Config:
     """Durable snapshots."""
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     """What is written about progress."""
+    recording: RecordingConfig = field(default_factory=RecordingConfig)
+    """What is kept of the episodes."""
 
 
 CONFIG_ADAPTER: TypeAdapter[Config] = TypeAdapter(Config)

@@ -226,3 +226,33 @@ class MetricsConfig:
     """Seconds between records."""
     tensorboard: bool = True
     """Also write TensorBoard event files."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RecordingConfig:
+    """Trajectories: whole episodes in HDF5 segments under `RUN/trajectories`."""
+
+    enabled: bool = False
+    """Record while training. It never waits: an episode that can't be kept is dropped whole,
+    and counted in metrics.jsonl."""
+    fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the episodes that is recorded; a hash of environment id and episode number
+    says which."""
+    max_bytes: NonNegative = 100_000_000_000
+    """Bytes on disk of all recording ranks and restarts together, an equal share for each
+    rank. Recording ends before it would be passed, training goes on. 0: no bound."""
+    fields: tuple[Literal["observation", "policy_version", "behaviour"], ...] = (
+        "observation",
+        "policy_version",
+        "behaviour",
+    )
+    """What is kept of each step beside action, reward and end; behaviour is what the agent
+    notes of its choice, such as log-probability and value."""
+    compression: Literal["gzip-1", "gzip-4", "gzip-9", "lzf", "none"] = "gzip-1"
+    """Filter of frames and other wide columns. lzf needs h5py at the reader."""
+    segment_bytes: Positive = 2**29
+    """A segment is closed, and the next one begun, at this size."""
+    segment_s: PositiveFloat = 600.0
+    """A segment is closed with the first episode that ends this long after its beginning."""
+    buffer_bytes: Positive = 2**29
+    """Memory of a recording rank for running episodes and those that wait to be written."""

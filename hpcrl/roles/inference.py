@@ -12,7 +12,6 @@ from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, Job, full_batch_rows
 from hpcrl.pacing import PacedPolicy
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import StepSlots
-from hpcrl.stats import StatsReporter
 from hpcrl.timing import StageTimer
 
 
@@ -120,7 +119,7 @@ def run(job: Job, brain: Brain, device: torch.device) -> None:
                 timer.mark("forward")
         port.outbox.pump()
         if stats.due:
-            _report(stats, timer, slots, policy)
+            _report(port, timer, slots, policy)
         slots.poll()
         if port.outbox.blocked or policy.version < 0 or not slots.due():
             waiter.idle(job.config.inference.max_wait_s if slots.num_waiting else 1.0)
@@ -151,16 +150,15 @@ def run(job: Job, brain: Brain, device: torch.device) -> None:
     if held is not None:
         held.give_up()
     slots.stop(link)
-    port.finish(lambda: _report(stats, timer, slots, policy), waiter)
+    port.finish(lambda: _report(port, timer, slots, policy), waiter)
     slots.close()
 
 
-def _report(
-    stats: StatsReporter, timer: StageTimer, slots: StepSlots, policy: ActingPolicy
-) -> None:
+def _report(port: LearnerPort, timer: StageTimer, slots: StepSlots, policy: ActingPolicy) -> None:
+    stats = port.stats
     stats.set_stages("inference", timer.seconds)
     stats.set_stages("actor", dict(zip(ACTOR_STAGES, slots.timers_s().tolist(), strict=True)))
     stats.totals["restarts"] = policy.restarts
     stats.totals["idle_rows"] = policy.idle_rows
     stats.totals["env_steps"] = stats.totals["rows"]
-    stats.send()
+    port.report()

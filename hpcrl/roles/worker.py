@@ -161,4 +161,4 @@ def _report(port: LearnerPort, policy: ActingPolicy, timer: StageTimer) -> None:
     port.stats.totals["restarts"] = policy.restarts
     port.stats.totals["idle_rows"] = policy.idle_rows
     port.stats.totals["env_steps"] = port.stats.totals["rows"]
-    port.stats.send()
+    port.report()

@@ -1,0 +1,116 @@
+"""Which actions are taken, and which states are visited, early and late in the recording?"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis._common import Options, Result, command, new_figure
+from analysis.reader import LazyColumn, Run, same_environment
+
+_PARTS = 4
+_MOST_STATES = 20_000
+
+
+def action_statistics(run: Run) -> pd.DataFrame:
+    """Return one row per quarter of the recording and action (or component of a continuous one).
+
+    Discrete: `share` of each category. Continuous: `mean` and `std` of each component.
+    """
+    actions = run.steps("action")
+    bounds = np.linspace(0, len(actions), _PARTS + 1).astype(int)
+    discrete = np.issubdtype(actions.dtype, np.integer)
+    rows: list[dict[str, Any]] = []
+    for part in range(_PARTS):
+        values = actions[int(bounds[part]) : int(bounds[part + 1])]
+        for component in range(values.shape[1] if len(values) else 0):
+            column = values[:, component]
+            base = {"run": run.name, "quarter": part + 1, "component": component}
+            if discrete:
+                counts = np.bincount(column)
+                shares = counts / counts.sum()
+                rows += [base | {"action": a, "share": s} for a, s in enumerate(shares)]
+            else:
+                rows.append(base | {"mean": column.mean(), "std": column.std()})
+    return pd.DataFrame(rows)
+
+
+def sample_rows(column: LazyColumn, first: int, last: int, most: int) -> np.ndarray:
+    """Return up to `most` rows of a part, in runs of 32 that are spread evenly over it."""
+    block = 32
+    if last - first <= most:
+        return column[first:last]
+    starts = np.linspace(first, last - block, max(1, most // block)).astype(int)
+    return np.concatenate([column[int(s) : int(s) + block] for s in starts])
+
+
+def analyse(runs: list[Run], options: Options) -> Result:
+    """Return action statistics of all runs and the figure of the first."""
+    same_environment(runs)
+    table = pd.concat([action_statistics(run) for run in runs], ignore_index=True)
+    figure, axes = new_figure(columns=3, height=3.6)
+    _draw_actions(axes[0], table[table["run"] == runs[0].name])
+    leaf = runs[0].image_leaf()
+    if leaf is not None:
+        _draw_frames(axes[1:], runs[0], leaf)
+    else:
+        _draw_states(axes[1:], runs[0])
+    figure.suptitle(f"{runs[0].name}: {runs[0].env_name}")
+    return Result(table, figure)
+
+
+def _draw_actions(axes: Any, table: pd.DataFrame) -> None:
+    quarters = table["quarter"]
+    first = table[table["component"] == 0]
+    if "share" in table:
+        for action, rows in first.groupby("action"):
+            axes.plot(rows["quarter"], rows["share"], "o-", label=f"action {action}")
+        axes.set_ylabel("share of steps")
+        axes.set_ylim(0, None)
+    else:
+        for component, rows in table.groupby("component"):
+            axes.errorbar(rows["quarter"], rows["mean"], rows["std"], label=f"[{component}]")
+        axes.set_ylabel("action, mean ± std")
+    axes.set_xticks(sorted(quarters.unique()))
+    axes.set_xlabel("quarter of the recording")
+    axes.legend(fontsize="x-small")
+
+
+def _halves(column: LazyColumn, most: int) -> list[np.ndarray]:
+    middle = len(column) // 2
+    return [sample_rows(column, 0, middle, most), sample_rows(column, middle, len(column), most)]
+
+
+def _draw_frames(axes: list[Any], run: Run, leaf: str) -> None:
+    """Where pixels change: their standard deviation over sampled frames."""
+    for axis, frames, half in zip(
+        axes, _halves(run.steps(leaf), 1024), ("first", "second"), strict=True
+    ):
+        spread = frames.astype(np.float32).std(axis=0)
+        axis.imshow(spread if spread.ndim == 2 else spread.mean(-1), cmap="magma")
+        axis.set_title(f"where pixels change, {half} half", fontsize="medium")
+        axis.axis("off")
+
+
+def _draw_states(axes: list[Any], run: Run) -> None:
+    """Visits of the first two components of the observation, on the axes of both halves."""
+    name = next((column for column in run.columns if column.startswith("observation/")), None)
+    if name is None:
+        return
+    halves = [half.reshape(len(half), -1) for half in _halves(run.steps(name), _MOST_STATES)]
+    second = min(1, halves[0].shape[1] - 1)
+    both = np.concatenate(halves)[:, [0, second]].astype(np.float64)
+    low, high = np.percentile(both, [0.5, 99.5], axis=0)
+    span = [[low[0], high[0] + 1e-9], [low[1], high[1] + 1e-9]]
+    for axis, half, title in zip(axes, halves, ("first", "second"), strict=True):
+        axis.hist2d(half[:, 0], half[:, second], bins=50, range=span, cmin=1)
+        axis.set_title(f"states visited, {title} half", fontsize="medium")
+        axis.set_xlabel(f"{name.removeprefix('observation/')}[0]")
+        axis.set_ylabel(f"{name.removeprefix('observation/')}[{second}]")
+
+
+if __name__ == "__main__":
+    sys.exit(command("actions", __doc__, analyse))

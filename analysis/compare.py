@@ -1,0 +1,112 @@
+"""Is one set of runs better than another? Differences with bootstrap confidence intervals.
+
+Several runs a side: the unit is the run, by its mean return over the last episodes. One run a
+side: the unit is the recorded episode; the interval then says nothing of other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis._common import Options, Result, command, new_figure
+from analysis.errors import DataError
+from analysis.reader import Run, same_environment
+from analysis.statistics import (
+    bootstrap,
+    bootstrap_difference,
+    iqm,
+    mean,
+    probability_of_improvement,
+)
+from analysis.throughput import weighted_mean
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the other side and how much of the end counts."""
+    parser.add_argument(
+        "--versus", nargs="+", type=Path, metavar="RUN", help="the other side's runs"
+    )
+    parser.add_argument("--last", type=int, default=100, help="episodes at the end that count")
+
+
+def scores(runs: list[Run], last: int) -> tuple[np.ndarray, str]:
+    """Return one side's independent samples `[n]` and what they are.
+
+    Raises:
+      DataError: no episode has ended.
+    """
+    if len(runs) == 1 and runs[0].is_recorded:
+        episodes = runs[0].episodes()
+        ended = episodes[episodes["complete"]].sort_values("end_unix_s")
+        if ended.empty:
+            raise DataError(f"{runs[0].path}: no complete episode is recorded")
+        return ended["return"].to_numpy(np.float64)[-last:], "episodes"
+    finals = []
+    for run in runs:
+        metrics = run.metrics()
+        known = metrics["mean_return_100"].dropna() if "mean_return_100" in metrics else None
+        if known is None or known.empty:
+            raise DataError(f"{run.path}: no episode has ended, so there is nothing to compare")
+        finals.append(float(known.iloc[-1]))
+    return np.array(finals), "runs"
+
+
+def analyse(runs: list[Run], options: Options) -> Result:
+    """Return the table of both sides and their differences, and the distributions."""
+    if options.versus is None:
+        if len(runs) != 2:
+            raise DataError("give two runs, or the other side's runs after --versus")
+        first, second = runs[:1], runs[1:]
+    else:
+        first, second = runs, [Run(path, options.partial) for path in options.versus]
+    same_environment([*first, *second])
+    (a, unit), (b, other_unit) = scores(first, options.last), scores(second, options.last)
+    if unit != other_unit:
+        raise DataError(
+            f"one side counts {unit}, the other {other_unit}: give as many runs with recordings "
+            "on both sides"
+        )
+    rows = []
+    for name, statistic in (("mean return", mean), ("interquartile mean return", iqm)):
+        difference = bootstrap_difference(a, b, statistic)
+        rows += [
+            ("first", name, *bootstrap(a, statistic)),
+            ("second", name, *bootstrap(b, statistic)),
+            ("second - first", name, *difference),
+        ]
+    rows.append(("second > first", "probability", probability_of_improvement(a, b), np.nan, np.nan))
+    for side, members in (("first", first), ("second", second)):
+        rates = [weighted_mean(run.metrics(), "frames_per_s") for run in members]
+        rows.append((side, "frames/s", float(np.mean(rates)), np.nan, np.nan))
+    table = pd.DataFrame(rows, columns=["side", "figure", "value", "low", "high"])
+    labels = [" ".join(run.name for run in side) for side in (first, second)]
+    notes = [
+        f"first: {labels[0]}; second: {labels[1]}; {len(a)} and {len(b)} {unit}, 95 % intervals"
+    ]
+    if unit == "episodes":
+        notes.append("episodes of one run each: the intervals say nothing of other seeds")
+    return Result(table, _draw([a, b], labels), notes)
+
+
+def _draw(samples: list[np.ndarray], labels: list[str]) -> Figure:
+    figure, (axes,) = new_figure()
+    for place, values in enumerate(samples):
+        jitter = np.random.default_rng(0).uniform(-0.12, 0.12, len(values))
+        axes.plot(values, place + jitter, ".", alpha=0.5)
+        estimate = bootstrap(values, iqm)
+        error = [[estimate.value - estimate.low], [estimate.high - estimate.value]]
+        axes.errorbar(estimate.value, place + 0.25, xerr=error, fmt="ks", capsize=4)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(-0.5, len(labels) - 0.5)
+    axes.set_xlabel("return; square: interquartile mean, 95 % interval")
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(command("compare", __doc__, analyse, add_options))

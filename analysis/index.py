@@ -1,0 +1,118 @@
+"""Makes RUN/trajectories/index.h5, one file in which all segments look like one.
+
+Its /steps are virtual datasets over the segments, by paths relative to the index, so a run can
+be moved or copied whole; any tool with HDF5 1.10 or newer reads them. HDF5 gives zeros where a
+segment is missing: /sources lists the segments and their bytes, to be checked first
+(`missing_sources`). The index is made after the run, and made again after a restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from analysis._common import add_run_arguments, guarded
+from analysis.errors import DataError
+from analysis.reader import Run
+from analysis.segments import FORMAT, SCHEMA_VERSION, Segment
+
+INDEX = "index.h5"
+
+
+def build_index(run: Run) -> Path:
+    """Write the index of a run's readable segments, replacing an older index.
+
+    Raises:
+      DataError: there are no segments, they differ in their columns, or it can't be written.
+    """
+    segments = [segment for segment in run.segments if segment.num_steps]
+    for segment in segments:
+        if segment.columns != segments[0].columns or segment.env != segments[0].env:
+            raise DataError(
+                f"{segment.path} has other columns or another environment than "
+                f"{segments[0].path}: they can't be indexed together"
+            )
+    path = run.path / "trajectories" / INDEX
+    partial = path.with_name(f".{INDEX}.tmp")
+    try:
+        with h5py.File(partial, "w", libver=("v110", "v110"), locking=False) as file:
+            _write(file, run, segments, path.parent)
+        os.replace(partial, path)
+    except OSError as error:
+        raise DataError(f"{path} can't be written: {error}") from None
+    return path
+
+
+def _write(file: h5py.File, run: Run, segments: list[Segment], folder: Path) -> None:
+    first = segments[0]
+    for name in ("env", "env_name", "config", "config_hash", "seed", "code_version"):
+        file.attrs[name] = first.attributes[name]
+    file.attrs.update({"format": f"{FORMAT}-index", "schema_version": SCHEMA_VERSION})
+    relative = [segment.path.relative_to(folder).as_posix() for segment in segments]
+    total = sum(segment.num_steps for segment in segments)
+    for column, (shape, dtype) in first.columns.items():
+        layout = h5py.VirtualLayout((total, *shape), dtype)
+        begin = 0
+        for segment, name in zip(segments, relative, strict=True):
+            rows = segment.num_steps
+            source = h5py.VirtualSource(name, f"steps/{column}", (rows, *shape), dtype)
+            layout[begin : begin + rows] = source
+            begin += rows
+        file.create_virtual_dataset(f"steps/{column}", layout)
+    episodes = run.episodes()
+    for column in first.index:
+        file[f"episodes/{column}"] = episodes[column].to_numpy()
+    counts = [len(segment.index["start"]) for segment in segments]
+    file["episodes/source"] = np.repeat(np.arange(len(segments)), counts)
+    file["sources/path"] = np.array(relative, dtype="S")
+    file["sources/bytes"] = np.array([segment.path.stat().st_size for segment in segments])
+    file["sources/steps"] = np.array([segment.num_steps for segment in segments])
+    file["sources/episodes"] = np.array(counts)
+
+
+def missing_sources(index: Path) -> list[str]:
+    """Return what is wrong with the segments behind an index: missing, or changed since.
+
+    Raises:
+      DataError: the index can't be read.
+    """
+    try:
+        with h5py.File(index, "r", locking=False) as file:
+            names = [name.decode() for name in file["sources/path"][:]]
+            sizes = file["sources/bytes"][:].tolist()
+    except (OSError, KeyError) as error:
+        raise DataError(f"{index} is no index of trajectories: {error}") from None
+    problems = []
+    for name, size in zip(names, sizes, strict=True):
+        path = index.parent / name
+        if not path.exists():
+            problems.append(f"{path} is missing: its steps read as zeros through {index.name}")
+        elif path.stat().st_size != size:
+            problems.append(f"{path} has changed since {index.name} was made: make it again")
+    return problems
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make the indices of all runs."""
+    parser = argparse.ArgumentParser("python -m analysis.index", description=__doc__)
+    add_run_arguments(parser)
+    options = parser.parse_args(arguments)
+
+    def act() -> None:
+        for path in options.runs:
+            run = Run(path, options.partial)
+            index = build_index(run)
+            for note in run.notes:
+                print(f"note: {note}", file=sys.stderr)
+            print(f"{index}: {len(run.episodes())} episodes in {len(run.segments)} segments")
+
+    return guarded("index", act)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""How old are the weights that act, how full are the batches, and how long do rows wait?
+
+Policy lag is in learner steps, measured by the learner on what it trains on. A recording with
+`policy_version` also shows how often the weights changed within an episode.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pandas as pd
+
+from analysis._common import Options, Result, command, figures_of, new_figure
+from analysis.errors import DataError
+from analysis.reader import Run
+from analysis.throughput import interval_weights
+
+FIGURES = {
+    "policy_lag": "policy lag [learner steps]",
+    "batch_rows": "inference batch [rows]",
+    "row_wait_ms": "first row's wait [ms]",
+    "queue_fill": "learner queue fill [share]",
+    "weight_changes": "weight changes within an episode",
+}
+_QUANTILES = (0.1, 0.5, 0.9, 0.99)
+
+
+def weighted_quantiles(values: np.ndarray, weights: np.ndarray) -> list[float]:
+    """Return the quantiles `_QUANTILES` of a distribution given by values and weights."""
+    order = np.argsort(values)
+    mass = np.cumsum(weights[order])
+    places = np.searchsorted(mass, np.array(_QUANTILES) * mass[-1])
+    return [float(values[order][place]) for place in places]
+
+
+def samples(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return values and weights of every figure that the run has."""
+    metrics = run.metrics()
+    found = {}
+    for name in figures_of(metrics, list(FIGURES)):
+        keep = metrics[name].notna().to_numpy()
+        weights = interval_weights(metrics)[keep]
+        if weights.sum() > 0:
+            found[name] = (metrics[name].to_numpy(np.float64)[keep], weights)
+    if run.is_recorded:
+        episodes = run.episodes()
+        known = episodes[episodes["first_policy_version"] >= 0]
+        changes = (known["last_policy_version"] - known["first_policy_version"]).to_numpy(
+            np.float64
+        )
+        if len(changes):
+            found["weight_changes"] = (changes, np.ones(len(changes)))
+    return found
+
+
+def analyse(runs: list[Run], options: Options) -> Result:
+    """Return mean and quantiles of every figure, and their distributions."""
+    by_run = [(run, samples(run)) for run in runs]
+    names = [name for name in FIGURES if any(name in found for _, found in by_run)]
+    if not names:
+        raise DataError(f"{runs[0].path}: none of {', '.join(FIGURES)} was reported")
+    figure, axes = new_figure(columns=2, rows=-(-len(names) // 2), height=2.8)
+    rows = []
+    for name, axis in zip(names, axes, strict=False):
+        axis.set_xlabel(FIGURES[name])
+        for run, found in by_run:
+            if name not in found:
+                continue
+            values, weights = found[name]
+            mean = float(np.average(values, weights=weights))
+            rows.append((run.name, name, mean, *weighted_quantiles(values, weights)))
+            order = np.argsort(values)
+            share = np.cumsum(weights[order]) / weights.sum()
+            axis.step(values[order], share, where="post", label=run.name)
+        axis.set_ylabel("share at or below")
+        axis.set_ylim(0, 1.02)
+    for axis in axes[len(names) :]:
+        axis.set_visible(False)
+    axes[0].legend()
+    quantiles = [f"p{round(100 * q)}" for q in _QUANTILES]
+    return Result(pd.DataFrame(rows, columns=["run", "figure", "mean", *quantiles]), figure)
+
+
+if __name__ == "__main__":
+    sys.exit(command("lag", __doc__, analyse))

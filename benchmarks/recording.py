@@ -1,0 +1,166 @@
+"""What recording costs: training throughput with and without it, and reading what it wrote.
+
+    python benchmarks/recording.py --pairs 3 --seconds 60 --json benchmarks/results/recording.json
+
+Runs with and without recording alternate, so that a machine that slows down slows both.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from analysis.reader import Run
+from analysis.throughput import weighted_mean
+from hpcrl.recording import SegmentWriter
+from hpcrl.specs import ArraySpec
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs" / "breakout_demo.yaml"
+EPISODE_STEPS = 200
+
+
+def train(folder, seconds, recording):
+    """Train on Breakout; return the run."""
+    command = [sys.executable, "-m", "hpcrl", "train", str(CONFIG), "--run.dir", str(folder)]
+    command += ["--stop.wall_time_s", str(seconds), "--learner.backend", "auto"]
+    command += ["--recording.enabled", str(recording).lower(), "--metrics.tensorboard", "false"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=seconds + 120)
+    return Run(folder)
+
+
+def training_cost(folder, pairs, seconds):
+    """Frames/s of both kinds, their ratio, and bytes per frame on disk."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    steps = nbytes = 0
+    for pair in range(pairs):
+        for recording in (pair % 2 == 0, pair % 2 == 1):
+            run = train(folder / f"{pair}-{recording}", seconds, recording)
+            rates[recording].append(weighted_mean(run.metrics().iloc[1:], "env_steps_per_s"))
+            if recording:
+                steps += len(run.steps("reward"))
+                nbytes += sum(s.path.stat().st_size for s in run.segments)
+                dropped = int(run.metrics()["dropped_episodes"].iloc[-1])
+    ratios = np.array(rates[True]) / np.array(rates[False])
+    return {
+        "env_steps_per_s_recorded": rates[True],
+        "env_steps_per_s_plain": rates[False],
+        "median_ratio": float(np.median(ratios)),
+        "bytes_per_frame_on_disk": nbytes / steps,
+        "dropped_episodes_last_run": dropped,
+    }
+
+
+def generate(folder, steps, frame_shape):
+    """A run of `steps` in episodes of 200 and segments of a million steps."""
+    columns = {
+        "observation/obs": ArraySpec(frame_shape, "uint8"),
+        "action": ArraySpec((1,), "int32"),
+        "reward": ArraySpec((), "float32"),
+        "terminated": ArraySpec((), "bool"),
+        "truncated": ArraySpec((), "bool"),
+    }
+    leaf = {"array": {"shape": list(frame_shape), "dtype": "uint8"}}
+    attributes = {"env": json.dumps({"observation": {"obs": leaf}}), "fraction": 1.0, "config": ""}
+    writer_folder = folder / "trajectories" / "inference-0-0"
+    writer_folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    frames = (rng.random((EPISODE_STEPS, *frame_shape)) < 0.05).astype(np.uint8) * 200
+    ends = np.arange(EPISODE_STEPS) == EPISODE_STEPS - 1
+    episode_steps = {
+        "observation/obs": frames,
+        "action": rng.integers(0, 4, (EPISODE_STEPS, 1), np.int32),
+        "reward": rng.random(EPISODE_STEPS, np.float32),
+        "terminated": ends,
+        "truncated": np.zeros(EPISODE_STEPS, bool),
+    }
+    for first in range(0, steps, 1_000_000):
+        path = writer_folder / f"seg-{first // 1_000_000:05d}.h5"
+        writer = SegmentWriter(path, columns, attributes, "gzip-1")
+        for number in range(first // EPISODE_STEPS, min(steps, first + 1_000_000) // EPISODE_STEPS):
+            writer.append(episode_steps, None, entry(number))
+        writer.close({})
+    return folder
+
+
+def entry(number):
+    """A line of the episode index."""
+    return {
+        "return": float(number % 100),
+        "env_id": number % 16,
+        "episode": number // 16,
+        "env_seed": 1,
+        "complete": True,
+        "terminated": True,
+        "truncated": False,
+        "first_policy_version": number,
+        "last_policy_version": number,
+        "end_unix_s": 1e9 + number,
+    }
+
+
+def index_time(folder, steps):
+    """Seconds from nothing to the frame of all episodes."""
+    generate(folder, steps, (4,))
+    start = time.perf_counter()
+    table = Run(folder).episodes()
+    return {"steps": steps, "episodes": len(table), "seconds": time.perf_counter() - start}
+
+
+def random_reads(folder, sequences=300, length=20):
+    """Seconds to read random sequences of frames by the reader and by plain h5py."""
+    run = Run(generate(folder, 20_000, (84, 84)))
+    starts = np.random.default_rng(1).integers(0, 20_000 - length, sequences).tolist()
+    column = run.steps("observation/obs")
+    path = run.segments[0].path
+
+    def reader():
+        for first in starts:
+            column[first : first + length]
+
+    def plain():
+        with h5py.File(path, "r", locking=False) as file:
+            dataset = file["steps/observation/obs"]
+            for first in starts:
+                dataset[first : first + length]
+
+    seconds: dict[str, list[float]] = {"reader": [], "h5py": []}
+    for _ in range(3):
+        for name, read in (("reader", reader), ("h5py", plain)):
+            begin = time.perf_counter()
+            read()
+            seconds[name].append(time.perf_counter() - begin)
+    best = {name: min(values) for name, values in seconds.items()}
+    return {"sequences": sequences, "length": length, **best}
+
+
+def main():
+    """Measure and print; also write the figures to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3, help="0: no training")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--steps", type=int, default=10_000_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        figures = {
+            "episode_index": index_time(folder / "index", options.steps),
+            "random_reads_s": random_reads(folder / "reads"),
+        }
+        if options.pairs:
+            figures["training"] = training_cost(folder, options.pairs, options.seconds)
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Records while training goes on: a builder in the acting thread, a writer in its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import hpcrl
+from hpcrl.config.load import config_hash, to_yaml
+from hpcrl.config.root import Config
+from hpcrl.config.sections import RecordingConfig
+from hpcrl.durable import json_text, reason
+from hpcrl.job import Job
+from hpcrl.rank_log import log
+from hpcrl.recording.episodes import Array, Budget, Episode, EpisodeBuilder, column_specs
+from hpcrl.recording.segment import SegmentWriter, existing_segments, reserve_bytes
+from hpcrl.run_dir import RunDir
+from hpcrl.specs import ArraySpec, EnvSpec
+
+
+class Recorder:
+    """Takes rows, never blocks, and writes the episodes that they make up.
+
+    An episode for which there is no memory, or no room on disk, is dropped whole and counted.
+
+    Args:
+      folder: of this writer's segments; created here.
+      config: the section.
+      env: the environment's spec.
+      behaviour: what acting records per row.
+      env_seeds: seed of every environment's first episode by its global id, in row order.
+      attributes: what else describes the recording.
+      max_bytes: on disk, for this writer from now on.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RecordingConfig,
+        env: EnvSpec,
+        behaviour: Mapping[str, ArraySpec],
+        env_seeds: Mapping[int, int],
+        attributes: Mapping[str, str | int | float],
+        max_bytes: int,
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._config = config
+        self._columns = column_specs(env, behaviour, config.fields)
+        self._env_seeds = env_seeds
+        self._attributes = {**attributes, "env": json_text(env.to_json())}
+        self._budget = Budget(config.buffer_bytes)
+        ids = np.array(list(env_seeds), np.int64)
+        self._builder = EpisodeBuilder(ids, self._columns, config.fraction, self._budget)
+        self._room_bytes = max_bytes
+        self._next_segment = len(existing_segments(folder))
+        self._segment: SegmentWriter | None = None
+        self._segment_ends_s = 0.0
+        self._versions = [-1, -1]
+        self._closed_bytes = 0
+        self._open_bytes = 0
+        self._unwritten = 0
+        self._stopped = ""
+        self.recorded = 0
+        self._queue: queue.SimpleQueue[Episode | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Episodes that were selected and are not on disk, nor will be."""
+        return self._builder.dropped + self._unwritten
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written by this recorder."""
+        return self._closed_bytes + self._open_bytes
+
+    def add(self, ids: npt.NDArray[np.intp], rows: Mapping[str, Array]) -> None:
+        """Take one row of each of `ids`; `rows` are the fields of `wire.row_fields`."""
+        for episode in self._builder.add(ids, rows):
+            self._queue.put(episode)
+
+    def replace(self, ids: npt.NDArray[np.intp], rows: Mapping[str, Array]) -> None:
+        """Take these in place of the last rows of `ids`: another action was chosen."""
+        self._builder.replace(ids, rows)
+
+    def close(self) -> None:
+        """Record the running episodes as interrupted, write all, close the segment."""
+        for episode in self._builder.finish():
+            self._queue.put(episode)
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (episode := self._queue.get()) is not None:
+            if not self._stopped:
+                self._attempt(partial(self._write, episode))
+            if self._stopped:
+                self._unwritten += 1
+            self._budget.give(episode.nbytes)
+        if not self._stopped:
+            self._attempt(self._close_segment)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Recording ends at the first error; training doesn't."""
+        try:
+            act()
+        except (OSError, RuntimeError, ValueError) as error:  # h5py raises all of them
+            self._stop(f"can't write in {self._folder} ({reason(error)})")
+            if self._segment:
+                self._segment.abandon()
+
+    def _stop(self, why: str) -> None:
+        self._stopped = why
+        log.warning("recording has ended, training goes on: %s", why)
+
+    def _write(self, episode: Episode) -> None:
+        steps = episode.steps(self._columns)
+        if self._room_bytes and self._most_bytes(steps) > self._room_bytes:
+            self._close_segment()
+            self._stop(f"recording.max_bytes is reached in {self._folder}")
+            return
+        segment = self._segment or self._open_segment()
+        segment.append(steps, episode.final_observation(), self._entry(episode, steps))
+        self.recorded += 1
+        self._open_bytes = segment.nbytes
+        if (
+            self._open_bytes >= self._config.segment_bytes
+            or time.monotonic() > self._segment_ends_s
+        ):
+            self._close_segment()
+
+    def _most_bytes(self, steps: Mapping[str, Array]) -> int:
+        """Bytes on disk with one more episode, if nothing could be compressed."""
+        pending = self._segment.pending_bytes if self._segment else 0
+        more = sum(column.nbytes for column in steps.values())
+        return self.nbytes + pending + more + reserve_bytes(self._columns)
+
+    def _entry(self, episode: Episode, steps: Mapping[str, Array]) -> dict[str, Any]:
+        versions = steps.get("policy_version", np.array([-1]))
+        first, last = int(versions.min()), int(versions.max())
+        self._versions = [
+            first if self._versions[0] < 0 else min(self._versions[0], first),
+            max(self._versions[1], last),
+        ]
+        return {
+            "return": np.asarray(steps["reward"], np.float64).sum(),
+            "env_id": episode.env_id,
+            "episode": episode.number,
+            "env_seed": self._env_seeds[episode.env_id],
+            "complete": episode.ending != "interrupted",
+            "terminated": episode.ending == "terminated",
+            "truncated": episode.ending == "truncated",
+            "first_policy_version": first,
+            "last_policy_version": last,
+            "end_unix_s": episode.end_unix_s,
+        }
+
+    def _open_segment(self) -> SegmentWriter:
+        path = self._folder / f"seg-{self._next_segment:05d}.h5"
+        attributes = {
+            **self._attributes,
+            "segment": self._next_segment,
+            "created_unix_s": time.time(),
+        }
+        self._segment = SegmentWriter(path, self._columns, attributes, self._config.compression)
+        self._segment_ends_s = time.monotonic() + self._config.segment_s
+        self._next_segment += 1
+        return self._segment
+
+    def _close_segment(self) -> None:
+        if self._segment is None:
+            return
+        first, last = self._versions
+        self._segment.close(
+            {
+                "first_policy_version": first,
+                "last_policy_version": last,
+                "dropped_episodes": self.dropped,
+                "closed_unix_s": time.time(),
+            }
+        )
+        self._closed_bytes += self._segment.path.stat().st_size
+        self._segment, self._versions, self._open_bytes = None, [-1, -1], 0
+
+
+def describe(config: Config, role: str, index: int, restart: int) -> dict[str, str | int | float]:
+    """Return the root attributes that follow from the configuration."""
+    return {
+        "code_version": hpcrl.__version__,
+        "config": to_yaml(config),
+        "config_hash": config_hash(config, ()),
+        "env_name": config.env.name,
+        "seed": config.run.seed,
+        "role": role,
+        "role_index": index,
+        "restart": restart,
+        "fraction": config.recording.fraction,
+        "fields": json_text(list(config.recording.fields)),
+        "compression": config.recording.compression,
+    }
+
+
+def open_recorder(job: Job, env_ids: npt.NDArray[np.int64], num_writers: int) -> Recorder | None:
+    """Return the recorder of this rank, None where recording is off.
+
+    Args:
+      job: the job.
+      env_ids: `<int64>[N]` of the environments that this rank acts for, in row order.
+      num_writers: ranks that record; they share `max_bytes` evenly.
+
+    Raises:
+      OSError: the folder can't be created.
+    """
+    config = job.config.recording
+    if not config.enabled:
+        return None
+    role, index = job.topology.role_of[job.rank], job.role_index
+    root = RunDir(job.run_dir).trajectories
+    used = sum(path.stat().st_size for path in root.glob(f"{role}-{index}-*/seg-*"))
+    room = max(1, config.max_bytes // num_writers - used) if config.max_bytes else 0
+    attributes = {
+        **describe(job.config, role, index, job.restart),
+        "rank": job.rank,
+        "topology": json_text(job.topology.to_json()),
+    }
+    seeds = {int(env_id): job.seed("env", int(env_id)) % 2**31 for env_id in env_ids}
+    return Recorder(
+        root / f"{role}-{index}-{job.restart}",
+        config,
+        job.env,
+        job.behaviour,
+        seeds,
+        attributes,
+        room,
+    )

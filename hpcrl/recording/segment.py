@@ -1,0 +1,224 @@
+"""One HDF5 segment with one writer; the only importer of h5py.
+
+The file is in HDF5's single-writer mode (SWMR) while it is open: every state that a kill can
+leave it in is one that a reader can open. For that it needs the format of HDF5 1.10, which is
+also the newest that is used, so that the tools of 1.10 read it.
+
+Only whole chunks of frames are written, so no chunk is compressed twice and none moves. Rows
+that don't fill a chunk wait in memory. An episode enters the index when its rows are flushed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from hpcrl.durable import sync_directory, sync_file
+from hpcrl.specs import ArraySpec
+
+SCHEMA_VERSION = 1
+FORMAT = "hpcrl-trajectories"
+
+_LIBVER = ("v110", "v110")
+_CHUNK_BYTES = 2**18
+_MAX_QUANTUM_ROWS = 1024
+_NARROW_CHUNK_ROWS = 4096
+_EPISODE_CHUNK_ROWS = 1024
+_SLACK_BYTES = 2**17
+_WIDE_BYTES = 256
+
+Array = npt.NDArray[np.generic]
+
+EPISODE_COLUMNS = {
+    "start": "int64",
+    "length": "int64",
+    "return": "float64",
+    "env_id": "int64",
+    "episode": "int64",
+    "env_seed": "int64",
+    "complete": "bool",
+    "terminated": "bool",
+    "truncated": "bool",
+    "final": "int64",
+    "first_policy_version": "int64",
+    "last_policy_version": "int64",
+    "end_unix_s": "float64",
+}
+"""The episode index. `start` is the first step's row; `final` the row of /final_observation, or
+-1 where the episode terminated, whose last observation nobody sees."""
+
+
+def filter_arguments(compression: str) -> dict[str, Any]:
+    """Return h5py's arguments for `gzip-N`, `lzf` or `none`."""
+    name, _, level = compression.partition("-")
+    if name == "none":
+        return {}
+    return {"compression": name, **({"compression_opts": int(level)} if level else {})}
+
+
+def reserve_bytes(columns: Mapping[str, ArraySpec]) -> int:
+    """Return a bound on what a segment takes beside the bytes of its steps.
+
+    The last chunk of every narrow column and of the index is allocated whole; attributes, the
+    object headers and the chunks' index come to less than the slack of 128 KiB per segment.
+    """
+    narrow = sum(spec.nbytes for spec in columns.values() if spec.nbytes < _WIDE_BYTES)
+    final = sum(s.nbytes for n, s in columns.items() if n.startswith("observation/"))
+    index = sum(np.dtype(dtype).itemsize for dtype in EPISODE_COLUMNS.values())
+    chunks = _NARROW_CHUNK_ROWS * (narrow + min(final, narrow)) + _EPISODE_CHUNK_ROWS * index
+    return chunks + final + _SLACK_BYTES
+
+
+class SegmentWriter:
+    """Appends whole episodes to PATH.part; `close` makes it PATH.
+
+    Args:
+      path: final name of the segment, which must not exist.
+      columns: step columns without their time axis; `observation/...` also gives the leaves of
+        the final observations.
+      attributes: what describes the recording: strings and numbers.
+      compression: filter of the columns of 256 and more bytes per step. Narrower ones are
+        rewritten in place as they grow, so they are not compressed.
+
+    Raises:
+      OSError: it can't be written, here and in all methods.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Mapping[str, ArraySpec],
+        attributes: Mapping[str, str | int | float],
+        compression: str,
+    ):
+        self.path = path
+        self.partial = path.with_name(path.name + ".part")
+        if path.exists():
+            raise FileExistsError(f"{path} exists")
+        widest = max(spec.nbytes for spec in columns.values())
+        quantum = max(1, min(_MAX_QUANTUM_ROWS, _CHUNK_BYTES // max(widest, 1)))
+        self._quantum = 1 << (quantum.bit_length() - 1)
+        self._filter = filter_arguments(compression)
+        self._file = h5py.File(self.partial, "x", libver=_LIBVER, locking="best-effort")
+        self._file.attrs.update(
+            {"format": FORMAT, "schema_version": SCHEMA_VERSION, "closed": False, **attributes}
+        )
+        self._steps = {n: self._column(f"steps/{n}", s, self._quantum) for n, s in columns.items()}
+        self._final = {
+            name.removeprefix("observation/"): self._column(f"final_{name}", spec, 1)
+            for name, spec in columns.items()
+            if name.startswith("observation/")
+        }
+        self._episodes = {
+            name: self._file.create_dataset(
+                f"episodes/{name}", (0,), dtype, maxshape=(None,), chunks=(_EPISODE_CHUNK_ROWS,)
+            )
+            for name, dtype in EPISODE_COLUMNS.items()
+        }
+        self._file.swmr_mode = True
+        self._pending: dict[str, list[Array]] = {name: [] for name in columns}
+        self._entries: list[dict[str, Any]] = []
+        self._num_finals = 0
+        self._appended = 0
+        self._written = 0
+
+    def _column(self, name: str, spec: ArraySpec, quantum: int) -> Any:
+        wide = spec.nbytes >= _WIDE_BYTES
+        chunk = quantum if wide else max(_NARROW_CHUNK_ROWS, quantum)
+        return self._file.create_dataset(
+            name,
+            shape=(0, *spec.shape),
+            maxshape=(None, *spec.shape),
+            chunks=(chunk, *spec.shape),
+            dtype=spec.dtype,
+            **(self._filter if wide else {}),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self.partial.stat().st_size
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of steps that wait for their chunk to fill."""
+        return sum(array.nbytes for arrays in self._pending.values() for array in arrays)
+
+    def append(
+        self,
+        steps: Mapping[str, Array],
+        final: Mapping[str, Array] | None,
+        entry: Mapping[str, Any],
+    ) -> None:
+        """Append one episode.
+
+        Args:
+          steps: every step column, `[T, ...]`.
+          final: leaves of the observation after the last step, if there is one.
+          entry: its line of the index, but for `start`, `length` and `final`.
+        """
+        count = len(steps["reward"])
+        place = -1
+        if final is not None and self._final:
+            place = self._num_finals
+            for name, dataset in self._final.items():
+                _extend(dataset, place, np.asarray(final[name])[None])
+            self._num_finals += 1
+        for name, arrays in self._pending.items():
+            arrays.append(steps[name])
+        self._entries.append({**entry, "start": self._appended, "length": count, "final": place})
+        self._appended += count
+        whole = (self._appended - self._written) // self._quantum * self._quantum
+        if whole:
+            self._write(whole)
+
+    def _write(self, count: int) -> None:
+        """Write `count` pending steps, then the index of the episodes that are whole by then."""
+        for name, dataset in self._steps.items():
+            rows = np.concatenate(self._pending[name])
+            _extend(dataset, self._written, rows[:count])
+            self._pending[name] = [rows[count:].copy()]
+        self._written += count
+        self._file.flush()
+        ready = [e for e in self._entries if e["start"] + e["length"] <= self._written]
+        if not ready:
+            return
+        self._entries = self._entries[len(ready) :]
+        for name, dataset in self._episodes.items():
+            values = np.array([entry[name] for entry in ready], dataset.dtype)
+            _extend(dataset, len(dataset), values)
+        self._file.flush()
+
+    def close(self, attributes: Mapping[str, str | int | float]) -> None:
+        """Write the rest, make the file durable and give it its final name."""
+        if self._appended > self._written:
+            self._write(self._appended - self._written)
+        self._file.close()
+        # Attributes can't be added in single-writer mode.
+        with h5py.File(self.partial, "r+", libver=_LIBVER, locking="best-effort") as file:
+            file.attrs.update({**attributes, "closed": True})
+        sync_file(self.partial)
+        self.partial.rename(self.path)
+        sync_directory(self.path.parent)
+
+    def abandon(self) -> None:
+        """Close after an error, leaving what was flushed in the `.part` file."""
+        try:
+            self._file.close()
+        except (OSError, RuntimeError):
+            return
+
+
+def _extend(dataset: Any, length: int, rows: Array) -> None:
+    dataset.resize(length + len(rows), axis=0)
+    dataset[length:] = rows
+
+
+def existing_segments(folder: Path) -> Sequence[Path]:
+    """Return segments in `folder`, closed or not."""
+    return sorted(folder.glob("seg-*.h5*"))

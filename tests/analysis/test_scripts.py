@@ -1,0 +1,198 @@
+"""What the scripts say of runs whose numbers are known."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image, ImageSequence
+
+from analysis import (
+    actions,
+    compare,
+    episodes,
+    index,
+    lag,
+    learning_curve,
+    report,
+    scaling,
+    throughput,
+    video,
+)
+from analysis._common import command
+from analysis.errors import DataError
+from analysis.reader import Run
+from tests.recording_tools import IMAGES, write_run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def table_of(module, runs, capsys, *arguments):
+    options = getattr(module, "add_options", lambda parser: None)
+    words = [*map(str, runs), "--format", "json", *map(str, arguments)]
+    assert command("x", None, module.analyse, options, words) == 0
+    return pd.DataFrame(json.loads(capsys.readouterr().out))
+
+
+def test_frames_and_lazy_columns_agree_across_segments(tmp_path):
+    run = Run(write_run(tmp_path, segments=3))
+    table = run.episodes()
+    assert table["episode"].tolist() == list(range(40))
+    assert table["length"].tolist() == [3 + k % 5 for k in range(40)]
+    assert table["start"].tolist() == [0, *np.cumsum(table["length"])[:-1]]
+    observation = run.steps("observation/obs")
+    assert observation.shape == (200, 3)  # 8 times (3 + 4 + 5 + 6 + 7)
+    expected = np.array([k + t for k in range(40) for t in range(3 + k % 5)], np.float32)
+    for part in (slice(None), slice(60, 75), slice(5, 190, 7), slice(-3, None), slice(9, 2)):
+        np.testing.assert_array_equal(observation[part][:, 0], expected[part])
+    assert observation[66][1] == expected[66]
+    np.testing.assert_array_equal(np.concatenate(list(observation.chunks(64)))[:, 2], expected)
+    assert "final/obs" in run.episode(31)
+    assert "final/obs" not in run.episode(30)
+    with pytest.raises(DataError, match="the last is 39"):
+        run.episode(40)
+    with pytest.raises(DataError, match="was not recorded"):
+        run.steps("behaviour/nothing")
+
+
+def test_the_learning_curve_is_the_median_over_seeds(tmp_path, capsys):
+    runs = [write_run(tmp_path, f"s{seed}", seed=seed) for seed in (1, 2, 6)]
+    table = table_of(learning_curve, runs, capsys)
+    assert table["group"].unique().tolist() == ["s1 (3 seeds)"]
+    # Record i has seed * i at 100 (i + 1) frames, so at x the return is seed * (x / 100 - 1).
+    rise = table["frames"] / 100 - 1
+    np.testing.assert_allclose(table["median"], 2 * rise)
+    np.testing.assert_allclose(table["q25"], 1.5 * rise)
+    np.testing.assert_allclose(table["q75"], 4 * rise)
+    by_hours = table_of(learning_curve, runs[:1], capsys, "--x", "node_hours")
+    assert by_hours["node_hours"].iloc[-1] == pytest.approx(6 / 3600)
+
+
+def test_shares_are_weighted_by_the_time_they_stand_for(tmp_path, capsys):
+    run = write_run(tmp_path)
+    with (run / "metrics.jsonl").open("a") as file:  # a last record of a hundredth second
+        record = {"wall_time_s": 6.01, "frames_per_s": 700.0, "actor_step_share": 90.0}
+        file.write(json.dumps(record) + "\n")
+    table = table_of(throughput, [run], capsys).set_index(["role", "figure"])["mean"]
+    assert table["all", "frames_per_s"] == pytest.approx((6 * 100 + 0.01 * 700) / 6.01)
+    assert table["actor", "step_share"] == pytest.approx((6 * 0.75 + 0.01 * 90) / 6.01)
+
+
+def test_lag_quantiles_and_weight_changes(tmp_path, capsys):
+    table = table_of(lag, [write_run(tmp_path)], capsys).set_index("figure")
+    assert table.loc["policy_lag", "mean"] == pytest.approx(0.5 * (0 + 1 + 2 + 3 + 4 + 5) / 6)
+    assert table.loc["policy_lag", "p50"] == 1.0
+    assert table.loc["weight_changes", "p99"] == 0.0
+
+
+def test_episodes_are_sorted_and_cut(tmp_path, capsys):
+    table = table_of(episodes, [write_run(tmp_path)], capsys, "--sort", "return", "--limit", 8)
+    assert table["return"].tolist() == [7.0] * 8
+    assert (table["row"] % 5 == 4).all()
+
+
+def test_action_shares_by_quarter(tmp_path, capsys):
+    run = write_run(tmp_path)
+    table = table_of(actions, [run], capsys)
+    taken = [t % 3 for k in range(40) for t in range(3 + k % 5)][:50]
+    first = table[table["quarter"] == 1].set_index("action")["share"]
+    assert first.to_dict() == pytest.approx({a: taken.count(a) / 50 for a in range(3)})
+
+
+def test_scaling_is_told_per_rank(tmp_path, capsys):
+    runs = [write_run(tmp_path, f"n{n}", actors=n) for n in (2, 6)]
+    table = table_of(scaling, runs[::-1], capsys)
+    assert table["ranks"].tolist() == [4, 8]
+    assert table["efficiency"].tolist() == [1.0, 0.5]  # the same 100 frames/s
+
+
+def test_comparison_of_known_samples(tmp_path, capsys):
+    runs = [write_run(tmp_path, f"r{reward}", reward=reward) for reward in (1.0, 2.0)]
+    table = table_of(compare, runs, capsys).set_index(["side", "figure"])
+    assert table.loc[("second - first", "mean return"), "value"] == 5.0  # lengths 3 to 7
+    low, high = table.loc[("second - first", "mean return"), ["low", "high"]]
+    assert 0 < low < 5 < high
+    # Of 25 pairs (l, 2 m), l and m in 3..7, only 6 < 7 is lost and 6 = 6 tied.
+    assert table.loc[("second > first", "probability"), "value"] == (23 + 0.5) / 25
+
+
+@pytest.mark.parametrize("env", [None, IMAGES], ids=["vector", "images"])
+def test_every_picture_is_drawn_and_the_report_stands_alone(tmp_path, env):
+    run = write_run(tmp_path, **({"env": env} if env else {}))
+    for module in (learning_curve, throughput, lag, episodes, actions, scaling):
+        options = getattr(module, "add_options", lambda parser: None)
+        output = tmp_path / f"{module.__name__}.png"
+        assert command("x", None, module.analyse, options, [str(run), "-o", str(output)]) == 0
+        picture = np.asarray(Image.open(output).convert("L"))
+        assert (picture < 128).mean() > 0.001  # something is drawn
+    assert report.main([str(run), "-o", str(tmp_path / "report.html")]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert text.count("<img") == len(report.SECTIONS)
+    assert "http" not in text
+
+
+def test_videos_hold_every_frame(tmp_path):
+    run = Run(write_run(tmp_path, env=IMAGES))
+    shown = video.episode_frames(run, 9)
+    assert shown.shape == (7 + 1, 20, 24)  # its final observation included
+    assert (shown[-1] == 200).all()
+    gif = Image.open(io.BytesIO(video.encode(run, 9, "gif", 2, 10.0)))
+    frames = sum(1 for _ in ImageSequence.Iterator(gif))
+    assert (frames, gif.size, gif.info["duration"]) == (8, (48, 40), 100)
+
+
+def test_the_index_shows_all_segments_and_notices_a_missing_one(tmp_path):
+    path = write_run(tmp_path, segments=3)
+    assert index.main([str(path)]) == 0
+    moved = tmp_path / "elsewhere"
+    path.rename(moved)
+    made = moved / "trajectories" / "index.h5"
+    import h5py
+
+    run = Run(moved)
+    with h5py.File(made, "r", locking=False) as file:
+        np.testing.assert_array_equal(file["steps/reward"][:], run.steps("reward")[:])
+        np.testing.assert_array_equal(
+            file["steps/observation/obs"][60:80], run.steps("observation/obs")[60:80]
+        )
+        np.testing.assert_array_equal(file["episodes/start"][:], run.episodes()["start"])
+    assert index.missing_sources(made) == []
+    run.close()
+    (moved / "trajectories/inference-0-0/seg-00001.h5").unlink()
+    (problem,) = index.missing_sources(made)
+    assert "seg-00001.h5 is missing" in problem
+
+
+BLOCK = """
+import importlib, pkgutil, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("hpcrl", "mpi4py", "torch", "env_wrappers"):
+            raise AssertionError(f"analysis imports {name}")
+sys.meta_path.insert(0, Refuse())
+import analysis
+for module in pkgutil.iter_modules(analysis.__path__):
+    importlib.import_module(f"analysis.{module.name}")
+from analysis import report
+sys.exit(report.main([sys.argv[1], "-o", sys.argv[2]]))
+"""
+
+
+def test_analysis_needs_no_hpcrl_mpi_torch_or_display(tmp_path):
+    run = write_run(tmp_path, env=IMAGES)
+    env = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK, str(run), str(tmp_path / "report.html")],
+        cwd=ROOT,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

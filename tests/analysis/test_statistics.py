@@ -1,0 +1,49 @@
+"""Statistics against arithmetic that can be followed."""
+
+import numpy as np
+import pytest
+
+from analysis.statistics import (
+    bootstrap,
+    bootstrap_difference,
+    iqm,
+    mean,
+    on_grid,
+    probability_of_improvement,
+)
+
+
+def test_iqm_is_the_mean_of_the_middle_half():
+    assert iqm(np.array([100.0, 1, 2, 3, 4, 5, 6, -50])) == (2 + 3 + 4 + 5) / 4
+    assert iqm(np.array([1.0, 2, 9])) == 4.0  # too few to leave any out
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():
+    samples = np.random.default_rng(1).normal(10, 2, 400)
+    value, low, high = bootstrap(samples, mean)
+    half = 1.96 * samples.std() / 20
+    assert value == pytest.approx(samples.mean())
+    assert (low, high) == pytest.approx((value - half, value + half), abs=0.15 * half)
+
+
+def test_the_interval_of_a_difference_adds_variances():
+    rng = np.random.default_rng(2)
+    a, b = rng.normal(0, 1, 300), rng.normal(3, 2, 500)
+    value, low, high = bootstrap_difference(a, b)
+    half = 1.96 * np.sqrt(a.var() / 300 + b.var() / 500)
+    assert value == pytest.approx(b.mean() - a.mean())
+    assert (low, high) == pytest.approx((value - half, value + half), abs=0.15 * half)
+
+
+def test_probability_of_improvement_counts_pairs():
+    assert probability_of_improvement([1, 2], [2, 3]) == (3 + 0.5) / 4
+
+
+def test_curves_are_interpolated_where_all_of_them_are():
+    first = (np.array([0.0, 10.0]), np.array([0.0, 10.0]))
+    second = (np.array([5.0, 20.0]), np.array([0.0, 15.0]))
+    grid, values = on_grid([first, second], 6)
+    assert grid.tolist() == [5, 6, 7, 8, 9, 10]
+    np.testing.assert_allclose(values, [grid, grid - 5])
+    with pytest.raises(ValueError, match="share no part"):
+        on_grid([first, (np.array([11.0, 12.0]), np.zeros(2))])
