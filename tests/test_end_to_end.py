@@ -16,6 +16,7 @@ from matplotlib.image import imread
 
 from hpcrl.checkpoint import list_checkpoints, load_latest
 from hpcrl.metrics import read_metrics
+from hpcrl.run_dir import RunDir
 from tests.job_runner import TrainingJob, run_to_end, status_of
 from tests.mpi_runner import run_mpi
 from tests.small import merged
@@ -145,9 +146,13 @@ def test_a_resumed_run_ends_with_the_counters_of_an_unbroken_one(interrupted):
 
 
 def copy_of(run_dir, folder, **sections):
-    """The same run in another folder, to be continued by a configuration of its own."""
+    """The same run in another folder, as a kill just before its last STATUS.json leaves it.
+
+    It is to be continued by a configuration of its own.
+    """
     config, copied = write_config(folder, env=SLOW, **sections)
     shutil.copytree(run_dir, copied)
+    RunDir(copied).update_status(state="running")
     return config, copied
 
 
