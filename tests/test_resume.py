@@ -18,7 +18,16 @@ CONFIG = {
     "learner": {"optimizer": {"learning_rate": 0.1}, "threads": 0},
 }
 
-FREE_SECTIONS = ("run", "topology", "stop", "checkpoint", "metrics", "transport", "inference")
+FREE_SECTIONS = (
+    "run",
+    "topology",
+    "stop",
+    "checkpoint",
+    "metrics",
+    "transport",
+    "inference",
+    "recording",
+)
 FREE_KEYS = (
     "learner.backend",
     "learner.threads",
