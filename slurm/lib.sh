@@ -60,8 +60,9 @@ hpcrl_prepare() {
 
 # hpcrl_srun [OPTION ...]: one step over the allocation.
 hpcrl_srun() {
-    # --kill-on-bad-exit: else a dead rank's peers wait until the wall limit.
-    exec srun --kill-on-bad-exit=1 ${HPCRL_SRUN_MPI:+--mpi="$HPCRL_SRUN_MPI"} "$@" \
+    # --wait: else a dead rank's peers could wait until the wall limit. Not --kill-on-bad-exit: the
+    # first of all ranks that leave with 75 or 2 would have the others killed, and srun report 143.
+    exec srun --kill-on-bad-exit=0 --wait=60 ${HPCRL_SRUN_MPI:+--mpi="$HPCRL_SRUN_MPI"} "$@" \
         "${HPCRL_COMMAND[@]}"
 }
 

@@ -10,7 +10,7 @@ from tests.slurm.batch_job import BatchJob
 pytestmark = pytest.mark.timeout(400)
 
 SHAPE = ("--nodes=2", "--ntasks-per-node=2")
-LONG = ("--stop.agent_steps", 150_000)  # 150 000 / 320 = 468.75, so 469 learner steps
+LONG = ("--stop.agent_steps", 400_000)  # 400 000 / 320 = 1 250 learner steps
 SHORT = ("--stop.agent_steps", 6_400)  # 20 learner steps
 
 
@@ -38,7 +38,7 @@ def test_a_stopped_job_is_requeued_and_ends_with_the_counters_of_an_unbroken_run
     job.start_again()
     assert job.finish() == 0
     assert job.status["state"] == "done"
-    assert job.status["counters"]["learner_steps"] == 469
+    assert job.status["counters"]["learner_steps"] == 1_250
     check_continuous(job)
     assert {record["restart"] for record in job.metrics} == {0, 1}
     assert "signal SIGUSR2" in job.output
@@ -51,7 +51,7 @@ def test_a_node_that_goes_down_costs_no_more_than_the_steps_since_the_checkpoint
     job.start_again()
     assert job.finish() == 0
     assert job.fields["NodeList"] == "m[1,3]"
-    assert job.status["counters"]["learner_steps"] == 469
+    assert job.status["counters"]["learner_steps"] == 1_250
     assert job.status["resumed_learner_step"] > 0
     check_continuous(job)
 
