@@ -75,11 +75,15 @@ class BatchJob:
         """Wait for the requeue and shorten the two minutes that Slurm then waits."""
         self.wait_until(
             lambda: (
-                int(self.fields["Restarts"]) >= restarts and self.fields["JobState"] == "PENDING"
+                int(self.fields["Restarts"]) >= restarts
+                # Unlike JobState, it says COMPLETING until the old start is cleaned up.
+                and self.cluster.run("squeue", "-h", "-j", self.id, "-o", "%T").strip() == "PENDING"
             ),
             "requeue",
         )
-        # Refused while the old start is still being cleaned up.
+        # A credential made in the second in which the old one was revoked counts as revoked, and
+        # the job as failed before it ran. The two minutes keep real jobs from this.
+        time.sleep(2.0)
         self.wait_until(
             lambda: (
                 self.cluster.run(
