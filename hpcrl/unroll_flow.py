@@ -67,6 +67,9 @@ class UnrollOutbox:
 class UnrollInbox:
     """The learner's on-policy queue: receive slots filled in order of arrival.
 
+    MPI fills the slots of one source in the order in which they were posted, but reports those
+    that it filled meanwhile in the order of their indices. So the order of posting decides.
+
     Args:
       link: this rank's link.
       sources: ranks that send unrolls.
@@ -85,14 +88,27 @@ class UnrollInbox:
             ]
         )
         self._arrived: deque[int] = deque()
+        self._slots_per_source = slots_per_source
+        self._posted: list[deque[int]] = [deque() for _ in sources]
+        self._filled = np.zeros(len(self.buffers), bool)
         for slot in range(len(self.buffers)):
-            self._receivers.start(slot)
+            self._post(slot)
+
+    def _post(self, slot: int) -> None:
+        self._filled[slot] = False
+        self._posted[slot // self._slots_per_source].append(slot)
+        self._receivers.start(slot)
 
     def poll(self) -> bool:
         """Take note of arrived unrolls; return whether there were any."""
-        arrived = self._receivers.poll()
-        self._arrived.extend(arrived)
-        return bool(arrived)
+        filled = list(self._receivers.poll())
+        self._filled[filled] = True
+        before = len(self._arrived)
+        for source in dict.fromkeys(slot // self._slots_per_source for slot in filled):
+            posted = self._posted[source]
+            while posted and self._filled[posted[0]]:
+                self._arrived.append(posted.popleft())
+        return len(self._arrived) > before
 
     def __len__(self) -> int:
         return len(self._arrived)
@@ -113,7 +129,7 @@ class UnrollInbox:
     def release(self, slots: npt.NDArray[np.intp]) -> None:
         """Post the receives of `slots` again."""
         for slot in slots:
-            self._receivers.start(int(slot))
+            self._post(int(slot))
 
     def discard(self) -> int:
         """Throw away what has arrived and post its slots again; return how many unrolls."""

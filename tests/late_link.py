@@ -77,7 +77,8 @@ class LateReceivers:
         self.net.posted[self.addresses[index]].append((self, index))
 
     def poll(self):
-        complete = self.net.arrived.pop(id(self), [])
+        # By index, as MPI_Testsome reports them, not in the order of arrival.
+        complete = sorted(self.net.arrived.pop(id(self), []))
         self.pending.difference_update(complete)
         return complete
 
