@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis._common import Options, Result, command, new_figure
 from analysis.reader import LazyColumn, Run, same_environment
@@ -21,11 +22,10 @@ def action_statistics(run: Run) -> pd.DataFrame:
     Discrete: `share` of each category. Continuous: `mean` and `std` of each component.
     """
     actions = run.steps("action")
-    bounds = np.linspace(0, len(actions), _PARTS + 1).astype(int)
     discrete = np.issubdtype(actions.dtype, np.integer)
     rows: list[dict[str, Any]] = []
-    for part in range(_PARTS):
-        values = actions[int(bounds[part]) : int(bounds[part + 1])]
+    for part, spans in enumerate(parts_of(run, _PARTS)):
+        values = np.concatenate([actions[first:last] for first, last in joined(spans)])
         for component in range(values.shape[1] if len(values) else 0):
             column = values[:, component]
             base = {"run": run.name, "quarter": part + 1, "component": component}
@@ -38,13 +38,38 @@ def action_statistics(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def sample_rows(column: LazyColumn, first: int, last: int, most: int) -> np.ndarray:
-    """Return up to `most` rows of a part, in runs of 32 that are spread evenly over it."""
+def parts_of(run: Run, count: int) -> list[NDArray[np.int64]]:
+    """Return where the steps of each part of the training lie, `[n, 2]` first and last rows.
+
+    The parts follow each other in time and hold about equally many steps, whole episodes each.
+    Within one they are in the order of the files.
+    """
+    episodes = run.training_episodes().sort_values("end_unix_s", kind="stable")
+    before = episodes["length"].cumsum().to_numpy() - episodes["length"].to_numpy()
+    part = before * count // max(1, int(episodes["length"].sum()))
+    spans = np.stack([episodes["start"], episodes["start"] + episodes["length"]], axis=1)
+    return [np.sort(spans[part == number], axis=0) for number in range(count)]
+
+
+def joined(spans: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return ascending spans with those that touch put together, to read them at once."""
+    breaks = np.flatnonzero(spans[1:, 0] != spans[:-1, 1]) + 1
+    groups = np.split(spans, breaks)
+    return [(int(group[0, 0]), int(group[-1, 1])) for group in groups if len(group)]
+
+
+def sample_rows(column: LazyColumn, spans: NDArray[np.int64], most: int) -> NDArray[Any]:
+    """Return up to `most` rows of `spans`, in runs of 32 at most that are spread evenly."""
     block = 32
-    if last - first <= most:
-        return column[first:last]
-    starts = np.linspace(first, last - block, max(1, most // block)).astype(int)
-    return np.concatenate([column[int(s) : int(s) + block] for s in starts])
+    total = int((spans[:, 1] - spans[:, 0]).sum())
+    if total <= most:
+        chosen = joined(spans)
+    else:
+        ends = np.cumsum(spans[:, 1] - spans[:, 0])
+        wanted = np.linspace(0, total - 1, max(1, most // block)).astype(int)
+        places = np.unique(np.searchsorted(ends, wanted, side="right"))
+        chosen = [(int(a), int(min(a + block, b))) for a, b in spans[places]]
+    return np.concatenate([column[first:last] for first, last in chosen])
 
 
 def analyse(runs: list[Run], options: Options) -> Result:
@@ -79,15 +104,14 @@ def _draw_actions(axes: Any, table: pd.DataFrame) -> None:
     axes.legend(fontsize="x-small")
 
 
-def _halves(column: LazyColumn, most: int) -> list[np.ndarray]:
-    middle = len(column) // 2
-    return [sample_rows(column, 0, middle, most), sample_rows(column, middle, len(column), most)]
+def _halves(run: Run, column: LazyColumn, most: int) -> list[NDArray[Any]]:
+    return [sample_rows(column, spans, most) for spans in parts_of(run, 2)]
 
 
 def _draw_frames(axes: list[Any], run: Run, leaf: str) -> None:
     """Where pixels change: their standard deviation over sampled frames."""
     for axis, frames, half in zip(
-        axes, _halves(run.steps(leaf), 1024), ("first", "second"), strict=True
+        axes, _halves(run, run.steps(leaf), 1024), ("first", "second"), strict=True
     ):
         spread = frames.astype(np.float32).std(axis=0)
         axis.imshow(spread if spread.ndim == 2 else spread.mean(-1), cmap="magma")
@@ -100,7 +124,7 @@ def _draw_states(axes: list[Any], run: Run) -> None:
     name = next((column for column in run.columns if column.startswith("observation/")), None)
     if name is None:
         return
-    halves = [half.reshape(len(half), -1) for half in _halves(run.steps(name), _MOST_STATES)]
+    halves = [half.reshape(len(half), -1) for half in _halves(run, run.steps(name), _MOST_STATES)]
     second = min(1, halves[0].shape[1] - 1)
     both = np.concatenate(halves)[:, [0, second]].astype(np.float64)
     low, high = np.percentile(both, [0.5, 99.5], axis=0)

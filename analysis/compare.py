@@ -42,7 +42,7 @@ def scores(runs: list[Run], last: int) -> tuple[np.ndarray, str]:
       DataError: no episode has ended.
     """
     if len(runs) == 1 and runs[0].is_recorded:
-        episodes = runs[0].episodes()
+        episodes = runs[0].training_episodes()
         ended = episodes[episodes["complete"]].sort_values("end_unix_s")
         if ended.empty:
             raise DataError(f"{runs[0].path}: no complete episode is recorded")

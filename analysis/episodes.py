@@ -24,6 +24,7 @@ _SHOWN = (
     "complete",
     "terminated",
     "truncated",
+    "evaluation",
     "first_policy_version",
     "last_policy_version",
 )

@@ -1,4 +1,4 @@
-"""Writes the recorded episodes as a dataset of another kind: minari, d4rl or robomimic.
+"""Writes the recorded episodes of training as a dataset of another kind: minari, d4rl or robomimic.
 
 All of them want an observation after an episode's last step. A recording has none where the
 episode terminated, since no policy sees it: there the last observation is repeated.
@@ -27,18 +27,18 @@ _LIBVER = ("earliest", "v110")
 
 
 def episodes_of(run: Run) -> Iterator[tuple[dict[str, Any], Steps]]:
-    """Yield every episode's line of the index and its steps.
+    """Yield every training episode's line of the index and its steps.
 
     The observations, `observation/<leaf>`, are `[T+1, ...]`.
 
     Raises:
       DataError: no observations were recorded.
     """
-    table = run.episodes()
+    table = run.training_episodes()
     leaves = [name for name in run.columns if name.startswith("observation/")]
     if not leaves:
         raise DataError(f"{run.path}: recording.fields had no observation: nothing to export")
-    for number, entry in enumerate(table.to_dict("records")):
+    for number, entry in zip(table.index.tolist(), table.to_dict("records"), strict=True):
         steps = run.episode(number)
         for name in leaves:
             last = steps.pop(name.replace("observation/", "final/", 1), steps[name][-1])
@@ -232,7 +232,7 @@ def export(run: Run, kind: str, output: Path) -> int:
     """
     if output.exists():
         raise DataError(f"{output} exists; nothing is written over")
-    count = len(run.episodes())
+    count = len(run.training_episodes())
     partial = output.with_name(output.name + ".part")
     if partial.exists():
         raise DataError(f"{partial} is left from an export that was killed: remove it first")
@@ -258,6 +258,9 @@ def main(arguments: list[str] | None = None) -> int:
         count = export(run, options.format, options.output)
         for note in run.notes:
             print(f"note: {note}", file=sys.stderr)
+        apart = len(run.episodes()) - count
+        if apart:
+            print(f"note: {apart} episodes of evaluation are left out", file=sys.stderr)
         print(f"{options.output}: {count} episodes as {options.format}")
 
     return guarded("export", act)

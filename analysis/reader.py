@@ -239,8 +239,8 @@ class Run:
         """Return one row per whole episode, in the order of `steps`.
 
         Columns: those of the index (return, length, env_id, episode, complete, terminated,
-        truncated, policy versions, ...), `start` counted over all segments, and writer, restart
-        and run.
+        truncated, evaluation, policy versions, ...), `start` counted over all segments, and
+        writer, restart and run.
 
         Raises:
           DataError: as `segments`; or a return is NaN or infinite.
@@ -262,6 +262,18 @@ class Run:
                 "hold NaN or infinities; no statistic of them would mean anything"
             )
         return episodes
+
+    def training_episodes(self) -> pd.DataFrame:
+        """Return `episodes()` without those that only evaluate, unless there are no others.
+
+        The frame's index still is their row in `episodes()`.
+
+        Raises:
+          DataError: as `episodes`.
+        """
+        episodes = self.episodes()
+        training = episodes[~episodes["evaluation"]]
+        return training if len(training) else episodes
 
     @property
     def columns(self) -> list[str]:

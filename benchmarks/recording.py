@@ -96,6 +96,7 @@ def entry(number):
         "env_id": number % 16,
         "episode": number // 16,
         "env_seed": 1,
+        "evaluation": False,
         "complete": True,
         "terminated": True,
         "truncated": False,

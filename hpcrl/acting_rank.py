@@ -59,8 +59,7 @@ class LearnerPort:
         sources = len(job.topology.clients_of[self.learner])
         self.outbox = UnrollOutbox(link, self.learner, job.unroll, job.credits(sources))
         self.stats = StatsReporter(link, job.root, job.config.metrics.every_s / 2)
-        acting = job.topology.ranks_of("inference") + job.topology.ranks_of("worker")
-        self._recorder = open_recorder(job, policy.env_ids, len(acting))
+        self._recorder = open_recorder(job, policy.env_ids, policy.evaluation)
         policy.sink = self._recorder
         self._policy = policy
         self._weights = WeightsSubscriber(link, self.learner, policy.num_parameters)
@@ -88,9 +87,7 @@ class LearnerPort:
     def report(self) -> None:
         """Send the statistics, with what was recorded."""
         if self._recorder:
-            self.stats.totals["recorded_episodes"] = self._recorder.recorded
-            self.stats.totals["dropped_episodes"] = self._recorder.dropped
-            self.stats.totals["recorded_bytes"] = self._recorder.nbytes
+            self.stats.totals.update(self._recorder.totals())
         self.stats.send()
 
     def need(self) -> str:

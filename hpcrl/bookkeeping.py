@@ -16,6 +16,7 @@ from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES
 from hpcrl.metrics import MetricsWriter
 from hpcrl.progress import Progress
 from hpcrl.rank_log import log
+from hpcrl.rounds import RoundCollector
 from hpcrl.run_dir import RunDir
 from hpcrl.stats import StatsCollector
 from hpcrl.stopping import lead_problem
@@ -36,6 +37,7 @@ class Bookkeeper:
       counters: totals so far; the learner advances them.
       returns: of the last 100 episodes, or of those of evaluation environments.
       collector: statistics of the acting ranks.
+      rounds: of the evaluator ranks.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Bookkeeper:
         counters: Counters,
         returns: RollingReturns,
         collector: StatsCollector,
+        rounds: RoundCollector,
     ):
         self._config = config
         self._topology = topology
@@ -55,6 +58,8 @@ class Bookkeeper:
         self.counters = counters
         self.returns = returns
         self._collector = collector
+        self._rounds = rounds
+        self._evaluated: dict[str, float] = {}
         self._metrics = MetricsWriter(run_dir, restart, config.metrics.tensorboard, counters)
         self._writer = CheckpointWriter(run_dir, config.checkpoint.keep)
         self.progress = Progress(str(run_dir), config.stop)
@@ -90,6 +95,7 @@ class Bookkeeper:
                 if self._writer.saved_step is not None
                 else status.get("checkpoint_step"),
                 **self.returns.values(),
+                **{name.replace("/", "_"): value for name, value in self._evaluated.items()},
                 **more,
             }
         )
@@ -97,6 +103,7 @@ class Bookkeeper:
     def poll(self) -> None:
         """Take in statistics and advance the clock."""
         self._collector.poll()
+        self._rounds.poll()
         episodes = self._collector.take_episodes()
         if self._frozen:
             return
@@ -155,8 +162,10 @@ class Bookkeeper:
         values["checkpoint_copy_s"] = self.checkpoint_copy_s
         values["checkpoint_write_s"] = self._writer.write_s
         self._check_lead()
-        record = self._metrics.write(self.counters, values)
-        self.progress.update(record)
+        evaluated = self._rounds.take()
+        self._evaluated = evaluated or self._evaluated
+        record = self._metrics.write(self.counters, {**values, **evaluated})
+        self.progress.update({**self._evaluated, **record})
 
     def _check_lead(self) -> None:
         """Warn once when the measured checkpoint leaves too little time before the deadline."""
@@ -235,9 +244,10 @@ class Bookkeeper:
     def close(self, state: str, verdict: str, stages: Mapping[str, float]) -> None:
         """Write the last record and the final STATUS.json."""
         self.poll()
-        if self._steps:
+        if self._steps or self._rounds.pending:
             self.report(stages)
         self.progress.close()
         self._metrics.close()
         self._collector.close()
+        self._rounds.close()
         self.write_status(state, verdict=verdict)

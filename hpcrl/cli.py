@@ -189,6 +189,12 @@ def verdict(run: Path, exit_code: int, job: str, max_restarts: int, max_fruitles
 @click.option("--checkpoint", default=None, help="A checkpoint; the newest good one if absent.")
 @click.option("--seed", default=1, show_default=True)
 @click.option(
+    "--max-steps",
+    type=click.IntRange(1),
+    default=None,
+    help="Cut an episode off after so many agent steps; evaluation.max_episode_steps if absent.",
+)
+@click.option(
     "--record/--no-record", default=True, help="Write episodes and table to RUN/evaluations."
 )
 @click.option("--videos", default=1, show_default=True, help="Of how many of the best episodes.")
@@ -199,6 +205,7 @@ def evaluate(
     greedy: bool,
     checkpoint: str | None,
     seed: int,
+    max_steps: int | None,
     record: bool,
     videos: int,
 ) -> None:
@@ -206,7 +213,9 @@ def evaluate(
     from hpcrl.evaluation import EvaluationError, evaluate_run, print_evaluation
 
     try:
-        result = evaluate_run(run, episodes, envs, greedy, checkpoint, seed, record, videos)
+        result = evaluate_run(
+            run, episodes, envs, greedy, checkpoint, seed, record, videos, max_steps
+        )
     except EvaluationError as error:
         _fail(error, exit_codes.USAGE)
         return

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from env_wrappers import EnvBatch, EnvError, StepBatch, make
+from env_wrappers import EnvBatch, EnvError, make
 from hpcrl.atari_scores import human_normalised
 from hpcrl.brain import Brain
 from hpcrl.checkpoint import (
@@ -25,10 +24,8 @@ from hpcrl.checkpoint import (
 )
 from hpcrl.config.load import ConfigError, load_config, to_yaml
 from hpcrl.config.root import Config
-from hpcrl.config.sections import EnvConfig
 from hpcrl.durable import reason
 from hpcrl.evaluation_files import (
-    RecordingPolicy,
     new_folder,
     open_eval_recorder,
     write_tables,
@@ -38,12 +35,15 @@ from hpcrl.human import format_count
 from hpcrl.optim import FlatParameters
 from hpcrl.report import key_value_table
 from hpcrl.run_dir import CHECKPOINTS, RunDir
-from hpcrl.slots import Rows
 from hpcrl.specs import EnvSpec
 from hpcrl.trainer import load_model
-
-_WHOLE_EPISODES: Mapping[str, Mapping[str, Any]] = {"atari": {"life_loss": False}}
-"""By environment family, options that only serve training, with their value in evaluation."""
+from hpcrl.whole_episodes import (
+    Episode,
+    EpisodePlayer,
+    RecordingPolicy,
+    episode_quota,
+    evaluation_options,
+)
 
 _LISTED_EPISODES = 20
 """Up to this many episodes are printed one by one."""
@@ -51,13 +51,6 @@ _LISTED_EPISODES = 20
 
 class EvaluationError(ValueError):
     """The run can't be evaluated as asked; the message says what is missing."""
-
-
-class Episode(NamedTuple):
-    """One whole episode: its undiscounted, unclipped return and its agent steps."""
-
-    episode_return: float
-    agent_steps: int
 
 
 @dataclass(frozen=True)
@@ -102,6 +95,7 @@ class Evaluation:
             "min_return": float(returns.min()),
             "max_return": float(returns.max()),
             "mean_agent_steps": float(np.mean([e.agent_steps for e in self.episodes])),
+            "cut_off_episodes": sum(e.cut_off for e in self.episodes),
             "human_normalised": human_normalised(self.env_name, float(returns.mean())),
         }
 
@@ -115,6 +109,7 @@ def evaluate_run(
     seed: int,
     record: bool = False,
     videos: int = 0,
+    max_steps: int | None = None,
 ) -> Evaluation:
     """Play `episodes` whole episodes with the configuration of a run.
 
@@ -131,6 +126,7 @@ def evaluate_run(
       seed: of the environments and of sampling; training never uses the same streams.
       record: write the episodes, a table and a summary to RUN/evaluations.
       videos: of how many of the best recorded episodes to write a video.
+      max_steps: agent steps after which an episode is cut off; None: as the run's evaluators do.
 
     Raises:
       EvaluationError: no such run or checkpoint, a damaged one, one of another network, an
@@ -140,13 +136,15 @@ def evaluate_run(
         config = load_config(RunDir(run).config)
         saved = _find_checkpoint(run, checkpoint)
         options, notes = evaluation_options(config.env)
+        most = max_steps or config.evaluation.max_episode_steps
         quota = episode_quota(episodes, envs)
         seeds = [env_seed(seed, index) for index in range(len(quota))]
         folder = new_folder(run, saved.step) if record else None
         batch = make(config.env.name, len(quota), seeds, options)
         try:
             policy = _load_policy(config, batch, saved, greedy, seed)
-            played = _play_and_record(config, batch, policy, quota, seeds, folder)
+            player = EpisodePlayer(batch, policy, most)
+            played = _play_and_record(config, batch, policy, player, quota, seeds, folder)
         finally:
             batch.close()
     except (ConfigError, CheckpointError, EnvError) as error:
@@ -160,7 +158,7 @@ def evaluate_run(
         frames=int(saved.state["counters"]["frames"]),
         greedy=greedy,
         episodes=tuple(episode for of_env in played for episode in of_env),
-        messages=(*saved.skipped, *notes),
+        messages=(*saved.skipped, *notes, *_cut_off_note(played, most)),
         folder=folder,
     )
     if folder:
@@ -172,19 +170,30 @@ def _play_and_record(
     config: Config,
     envs: EnvBatch,
     policy: RecordingPolicy,
+    player: EpisodePlayer,
     quota: Sequence[int],
     seeds: Sequence[int],
     folder: Path | None,
 ) -> list[list[Episode]]:
     if folder is None:
-        return _play_showing_progress(envs, policy, quota)
+        return _play_showing_progress(player, quota)
     env = EnvSpec.from_json(envs.spec)
     recorder = open_eval_recorder(folder, config, env, Brain(config, env).behaviour, seeds)
-    policy.sink = recorder
+    policy.recorder = recorder
     try:
-        return _play_showing_progress(envs, policy, quota)
+        return _play_showing_progress(player, quota)
     finally:
         recorder.close()
+
+
+def _cut_off_note(played: Sequence[Sequence[Episode]], most: int) -> list[str]:
+    cut_off = sum(episode.cut_off for of_env in played for episode in of_env)
+    if not cut_off:
+        return []
+    return [
+        f"{cut_off} of {sum(map(len, played))} episodes were cut off after {most:,} agent steps "
+        "and count with their return so far: --max-steps changes that"
+    ]
 
 
 def _write_results(folder: Path, config: Config, result: Evaluation, videos: int) -> None:
@@ -197,79 +206,10 @@ def _write_results(folder: Path, config: Config, result: Evaluation, videos: int
         raise EvaluationError(f"can't write in {folder}: {reason(error)}") from error
 
 
-def evaluation_options(env: EnvConfig) -> tuple[dict[str, Any], list[str]]:
-    """Return the environment's options for whole episodes, and what was changed for that."""
-    options = dict(env.options)
-    notes = []
-    for key, value in _WHOLE_EPISODES.get(env.name.partition(":")[0], {}).items():
-        if options.get(key, value) != value:
-            notes.append(
-                f"env.options.{key} {options[key]} only serves training: played with {value}"
-            )
-        options[key] = value
-    return options, notes
-
-
-def episode_quota(episodes: int, envs: int) -> list[int]:
-    """Return how many of `episodes` each of at most `envs` environments plays, at least 1."""
-    count = min(envs, episodes)
-    return [episodes // count + (index < episodes % count) for index in range(count)]
-
-
 def env_seed(seed: int, index: int) -> int:
     """Return the 31-bit seed of environment `index`."""
     state = np.random.SeedSequence([seed, *b"evaluation", index]).generate_state(1)
     return int(state[0] >> 1)
-
-
-def play_episodes(
-    envs: EnvBatch, policy: RecordingPolicy, quota: Sequence[int], on_episode: Callable[[], None]
-) -> list[list[Episode]]:
-    """Play until environment i has finished `quota[i]` episodes.
-
-    Args:
-      envs: one per entry of `quota`, fresh.
-      policy: with a row of state for each of them.
-      quota: episodes of each environment.
-      on_episode: called after each episode that counts.
-
-    Returns:
-      The episodes of each environment.
-    """
-    played: list[list[Episode]] = [[] for _ in quota]
-    left = np.array(quota)
-    run_id = np.zeros(len(quota), np.int64)
-    spec = EnvSpec.from_json(envs.spec).action
-    # Environments that are done repeat their last action, which is a possible one.
-    actions = np.zeros((len(quota), spec.size), spec.dtype)
-    step = envs.reset()
-    while left.any():
-        run_id += step.restarted
-        live = np.flatnonzero(step.valid & (left > 0))
-        actions[live] = policy.act(_rows(step, live, run_id))
-        step = envs.step(actions)
-        for row in np.flatnonzero(step.ended & step.valid & (left > 0)).tolist():
-            score, length = step.episode_return[row], step.episode_steps[row]
-            played[row].append(Episode(float(score), int(length)))
-            left[row] -= 1
-            on_episode()
-            if not left[row]:
-                policy.end(np.array([row]), step)
-    return played
-
-
-def _rows(step: StepBatch, ids: npt.NDArray[np.intp], run_id: npt.NDArray[np.int64]) -> Rows:
-    """Return rows `ids` of what the environments gave, as they wait for actions."""
-    final = step.final_observation
-    return Rows(
-        ids=ids,
-        run_id=run_id[ids],
-        observation={path: leaf[ids] for path, leaf in step.observation.items()},
-        reward=step.reward[ids],
-        terminated=step.terminated[ids],
-        truncated=step.truncated[ids],
-        final_observation=None if final is None else {p: leaf[ids] for p, leaf in final.items()},
-    )
 
 
 def _find_checkpoint(run: Path, asked: str | None) -> Checkpoint:
@@ -312,13 +252,11 @@ def _load_policy(
     return policy
 
 
-def _play_showing_progress(
-    envs: EnvBatch, policy: RecordingPolicy, quota: Sequence[int]
-) -> list[list[Episode]]:
+def _play_showing_progress(player: EpisodePlayer, quota: Sequence[int]) -> list[list[Episode]]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("episodes", total=sum(quota))
-        return play_episodes(envs, policy, quota, lambda: progress.advance(task))
+        return player.play(quota, lambda: progress.advance(task)) or []
 
 
 def print_evaluation(result: Evaluation, console: Console | None = None) -> None:

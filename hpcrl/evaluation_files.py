@@ -8,45 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from env_wrappers import StepBatch
 from hpcrl.config.root import Config
 from hpcrl.durable import atomic_write, json_text
-from hpcrl.policy import Decided, Policy, RowSink
 from hpcrl.recording import Recorder
 from hpcrl.recording.recorder import describe
 from hpcrl.specs import ArraySpec, EnvSpec
-
-
-class RecordingPolicy(Policy):
-    """A policy whose rows also go to a sink, set after construction."""
-
-    sink: RowSink | None = None
-
-    def _keep(self, decided: Decided, behaviour: dict[str, torch.Tensor]) -> None:
-        if self.sink is None:
-            return
-        for name, value in behaviour.items():
-            decided.fields[f"behaviour:{name}"] = value.cpu().numpy()
-        self._blank = {name: np.zeros_like(rows[:1]) for name, rows in decided.fields.items()}
-        self.sink.add(decided.ids, decided.fields)
-
-    def end(self, ids: npt.NDArray[np.intp], step: StepBatch) -> None:
-        """Tell the sink how the last episodes of `ids` ended; they are not played on."""
-        if self.sink is None:
-            return
-        for row in ids.tolist():
-            terminated = bool(step.terminated[row])
-            fields = {**self._blank, "reward": step.reward[row : row + 1]}
-            fields["terminated"] = fields["start"] = np.array([terminated])
-            fields["final"] = np.array([not terminated])
-            if step.final_observation is not None and not terminated:
-                final = step.final_observation
-                fields |= {f"obs:{path}": leaf[row : row + 1] for path, leaf in final.items()}
-            self.sink.add(np.array([row]), fields)
+from hpcrl.whole_episodes import Episode
 
 
 def new_folder(run: Path, learner_steps: int) -> Path:
@@ -93,6 +60,7 @@ def open_eval_recorder(
         dict(enumerate(seeds)),
         attributes,
         0,
+        range(len(seeds)),
     )
 
 
@@ -100,7 +68,7 @@ def write_tables(
     folder: Path,
     config_yaml: str,
     summary: Mapping[str, Any],
-    episodes: Sequence[tuple[float, int]],
+    episodes: Sequence[Episode],
 ) -> None:
     """Write summary.json, episodes.csv and the configuration.
 
@@ -109,7 +77,7 @@ def write_tables(
     """
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(("episode_return", "agent_steps"))
+    writer.writerow(Episode._fields)
     writer.writerows(episodes)
     atomic_write(folder / "episodes.csv", text.getvalue())
     atomic_write(folder / "config.yaml", config_yaml)

@@ -223,18 +223,27 @@ def _connect(start: Start, job: Job, has_unrolls: bool, own_spec: EnvSpec | None
     check_fabric(job.link, job.topology, job.config.transport.start_deadline_s)
 
 
-def _build_envs(start: Start) -> Sequence[Any]:
-    """Collective: this acting rank's groups of environments."""
+def _build_envs(start: Start, role: str) -> Sequence[Any]:
+    """Collective: this rank's groups of environments; an evaluator has one."""
     from env_wrappers import EnvError
-    from hpcrl.roles import actor
 
     seat = start.seat
+
+    def build() -> Sequence[Any]:
+        if role == "evaluator":
+            from hpcrl.roles import evaluator
+
+            return [evaluator.make_envs(seat)]
+        from hpcrl.roles import actor
+
+        return actor.make_groups(seat)
+
     groups: Sequence[Any] = _attempt(
         seat.world,
         seat.link.label,
         exit_codes.USAGE,
         (EnvError,),
-        lambda: actor.make_groups(seat),
+        build,
     )
     return groups
 
@@ -249,7 +258,7 @@ def _prepare_actor(start: Start) -> Callable[[], int]:
     from hpcrl.roles import actor
 
     seat = start.seat
-    groups = _build_envs(start)
+    groups = _build_envs(start, "actor")
     env = _share_spec(start, groups[0].spec)
     agree_to_start(seat.world, seat.link.label, None)
     job = Job(**vars(seat), env=env, behaviour={}, core_size=0)
@@ -270,11 +279,11 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
 
     seat, config = start.seat, start.seat.config
     groups: Sequence[Any] = ()
-    if role == "worker":
-        groups = _build_envs(start)
+    if role in ("worker", "evaluator"):
+        groups = _build_envs(start, role)
     else:
         agree_to_start(seat.world, seat.link.label, None)
-    env = _share_spec(start, groups[0].spec if groups else None)
+    env = _share_spec(start, groups[0].spec if role == "worker" else None)
 
     def build() -> tuple[Brain, int, int]:
         brain = Brain(config, env)
@@ -294,9 +303,9 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     device = rank_device(seat.topology, seat.rank)
     if seat.rank == seat.root:
         print("\n".join(derived_numbers(config, seat.topology, env, job.unroll)), flush=True)
-    _connect(start, job, True, EnvSpec.from_json(groups[0].spec) if groups else None)
+    _connect(start, job, role != "evaluator", EnvSpec.from_json(groups[0].spec) if groups else None)
     group = seat.link.group(seat.topology.learner_ranks)
-    if role in ("inference", "worker"):
+    if role != "learner":
         _await_learners(start)
 
         def run() -> int:
@@ -304,10 +313,14 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
                 from hpcrl.roles import inference
 
                 inference.run(job, brain, device)
-            else:
+            elif role == "worker":
                 from hpcrl.roles import worker
 
                 worker.run(job, brain, device, groups)
+            else:
+                from hpcrl.roles import evaluator
+
+                evaluator.run(job, brain, device, groups[0])
             return _leave(job, lambda: None, exit_codes.DONE)
 
         return run

@@ -24,7 +24,8 @@ class MetricsWriter:
     Args:
       run_dir: the run directory.
       restart: restart index of this process, noted in every record.
-      tensorboard: also write an event file; its x axis is emulator frames.
+      tensorboard: also write an event file; its x axis is emulator frames: of `eval/...` those
+        of the weights that were evaluated.
       start: counters at the start; what TensorBoard already shows beyond them is withdrawn.
       clock: Unix seconds.
 
@@ -81,8 +82,11 @@ class MetricsWriter:
         self._append(json.dumps(record).encode() + b"\n")
         if self._events is not None:
             scalars = {name: record[name] for name in values if record[name] is not None}
+            played = {name: scalars.pop(name) for name in list(scalars) if name.startswith("eval/")}
             try:
                 self._events.write(now_s, counters.frames, scalars)
+                if played:
+                    self._events.write(now_s, int(played["eval/frames"]), played)
             except OSError as error:
                 self._events.abandon()
                 self._events = None

@@ -34,6 +34,7 @@ def derived_numbers(
     lines = [_environments(config, topology), _learner_step(config, topology, frame_skip)]
     lines += _inference_batch(config, topology)
     lines.append(_unrolls(config, topology, unroll))
+    lines += _evaluation(config, topology)
     lines += _end(config, frame_skip)
     return lines
 
@@ -122,6 +123,17 @@ def _unrolls(config: Config, topology: Topology, unroll: Layout | None) -> str:
         f"{size(credits)} in flight from each of its sources"
         + (f"; one takes {format_bytes(unroll.nbytes)}" if unroll else "")
     )
+
+
+def _evaluation(config: Config, topology: Topology) -> list[str]:
+    evaluators, rounds = len(topology.ranks_of("evaluator")), config.evaluation
+    if not evaluators:
+        return []
+    return [
+        f"evaluation: rounds of {rounds.episodes} {'greedy' if rounds.greedy else 'sampled'} "
+        f"episodes on {evaluators} ranks, every {rounds.every_s:g} s at most, each episode up to "
+        f"{rounds.max_episode_steps:,} agent steps"
+    ]
 
 
 def _end(config: Config, frame_skip: int | None) -> list[str]:

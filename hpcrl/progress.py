@@ -159,6 +159,8 @@ def _cells(values: Values, left_s: float | None) -> list[tuple[str, str]]:
     cells = [(label, form(values.get(name))) for name, label, form in _FIELDS]
     score = format_return(values.get("mean_return_100"), values.get("episodes_100"))
     cells.insert(3, ("return", score))
+    if values.get("eval/return") is not None:
+        cells.insert(4, ("eval return", format_return(values["eval/return"], None)))
     return [*cells, ("time left", format_duration(left_s))]
 
 

@@ -32,11 +32,13 @@ class Curve(NamedTuple):
       frames: emulator frames of each point.
       returns: mean return of the last 100 episodes at each point.
       restart_frames: frames of the last record before each restart.
+      evaluations: of evaluator ranks: frames that the weights were trained on, mean return.
     """
 
     frames: list[int]
     returns: list[float]
     restart_frames: list[int]
+    evaluations: list[tuple[float, float]]
 
 
 def summarise(run_dir: Path) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 
     Keys: run_dir, state, verdict, restarts, backend, the counters, frames_per_s (mean over all
     training), mean_return_100, episodes_100, best_mean_return_100, best_at_frames,
-    checkpoint_step.
+    checkpoint_step; of evaluator ranks eval_return, eval_frames.
 
     Raises:
       RunDirError: it is not a run directory, or its files can't be read.
@@ -72,6 +74,8 @@ def summarise(run_dir: Path) -> dict[str, Any]:
         "frames_per_s": frames / seconds if frames is not None and seconds else None,
         "mean_return_100": last.get("mean_return_100") if score is None else score,
         "episodes_100": last.get("episodes_100"),
+        "eval_return": status.get("eval_return"),
+        "eval_frames": status.get("eval_frames"),
         "best_mean_return_100": best.get("mean_return_100"),
         "best_at_frames": best.get("frames"),
         "checkpoint_step": checkpoints[0][0] if checkpoints else None,
@@ -82,11 +86,17 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     """Return what `summarise` gave as a table for the end of a run."""
     best, at = summary["best_mean_return_100"], summary["best_at_frames"]
     best_text = f"{format_return(best, None)} at {format_count(at)} frames"
+    evaluated = f"{format_return(summary['eval_return'], None)} at"
     rows = {
         "run directory": summary["run_dir"],
         "state": " - ".join(str(summary[k]) for k in ("state", "verdict") if summary[k]),
         "mean return, last 100": format_return(summary["mean_return_100"], summary["episodes_100"]),
         "best mean return": best_text if best is not None else "-",
+        **(
+            {"evaluation": f"{evaluated} {format_count(summary['eval_frames'])} frames"}
+            if summary["eval_return"] is not None
+            else {}
+        ),
         "frames": format_count(summary["frames"]),
         "agent steps": format_count(summary["agent_steps"]),
         "learner steps": format_count(summary["learner_steps"]),
@@ -117,7 +127,10 @@ def learning_curve(records: Sequence[Record]) -> Curve:
     scored = [r for r in records if r.get("mean_return_100") is not None]
     points = [(record["frames"], record["mean_return_100"]) for record in scored]
     restarts = [a["frames"] for a, b in pairwise(records) if a["restart"] != b["restart"]]
-    return Curve([frames for frames, _ in points], [score for _, score in points], restarts)
+    evaluated = [(r["eval/frames"], r["eval/return"]) for r in records if "eval/return" in r]
+    return Curve(
+        [frames for frames, _ in points], [score for _, score in points], restarts, evaluated
+    )
 
 
 def draw_learning_curve(curve: Curve, title: str) -> Figure:
@@ -130,7 +143,10 @@ def draw_learning_curve(curve: Curve, title: str) -> Figure:
     for index, frames in enumerate(curve.restart_frames):
         label = "restart" if index == 0 else None
         axes.axvline(frames, color="grey", linestyle="--", linewidth=0.8, label=label)
-    if curve.restart_frames:
+    if curve.evaluations:
+        axes.lines[0].set_label("training")
+        axes.plot(*zip(*curve.evaluations, strict=True), "o-", markersize=3, label="evaluation")
+    if curve.restart_frames or curve.evaluations:
         axes.legend()
     axes.set_xlabel("emulator frames")
     axes.set_ylabel("mean return of the last 100 episodes")

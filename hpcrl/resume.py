@@ -30,6 +30,7 @@ MAY_CHANGE = (
     "checkpoint.",
     "metrics.",
     "recording.",
+    "evaluation.",
     "transport.",
     "inference.",
     "learner.backend",

@@ -49,19 +49,22 @@ class WeightsPublisher:
         for index in range(len(clients)):
             self._requests.start(index)
 
-    def serve(self, parameters: Callable[[], npt.NDArray[np.float32]], version: int) -> None:
+    def serve(
+        self, parameters: Callable[[], npt.NDArray[np.float32]], version: int, frames: int = 0
+    ) -> None:
         """Answer clients that have an older version; returns at once.
 
         Args:
           parameters: gives the current weights `<float32>[P]`; called, and its result copied,
             only when a client needs them.
           version: their version, never decreasing.
+          frames: emulator frames that they were trained on.
         """
         self._asking.update(self._requests.poll())
         due = [client for client in self._asking if self._have[client] < version]
         if not due:
             return
-        snapshot = self._snapshot_of(parameters, version)
+        snapshot = self._snapshot_of(parameters, version, frames)
         if snapshot is None:
             return
         for client in due:
@@ -70,7 +73,7 @@ class WeightsPublisher:
             self._requests.start(client)
 
     def _snapshot_of(
-        self, parameters: Callable[[], npt.NDArray[np.float32]], version: int
+        self, parameters: Callable[[], npt.NDArray[np.float32]], version: int, frames: int
     ) -> int | None:
         versions = self._views["version"]
         for snapshot in range(_SNAPSHOTS):
@@ -79,6 +82,7 @@ class WeightsPublisher:
         for snapshot, senders in enumerate(self._senders):
             if all(sender.done() for sender in senders):
                 self._views["parameters"][snapshot] = parameters()
+                self._views["frames"][snapshot] = frames
                 versions[snapshot] = version
                 return snapshot
         return None
@@ -112,6 +116,7 @@ class WeightsSubscriber:
         self._request = plane.sender(learner, Tag.WEIGHTS_REQUEST, self._request_buffer)
         self._waiter = link.waiter(lambda: f"{link.label} waited to ask rank {learner} for weights")
         self.version = -1
+        self.frames = 0
         self._ask()
 
     def _ask(self) -> None:
@@ -129,6 +134,7 @@ class WeightsSubscriber:
         if not self._receiver.poll():
             return None
         self.version = int(self._views["version"])
+        self.frames = int(self._views["frames"])
         parameters: npt.NDArray[np.float32] = self._views["parameters"]
         return parameters
 

@@ -31,6 +31,7 @@ class Tag(IntEnum):
     COMMAND = 5
     STATS = 6
     DONE = 7
+    ROUND = 8
     STEP = 100
     REPLY = 10000
 
@@ -193,10 +194,14 @@ def unroll_layout(
 
 
 def weights_layout(num_parameters: int) -> Layout:
-    """A whole copy of the network's parameters and the version they have."""
+    """A whole copy of the network's parameters, their version and the frames behind them."""
     return Layout(
         "weights",
-        {"version": _scalar("int64"), "parameters": _scalar("float32", num_parameters)},
+        {
+            "version": _scalar("int64"),
+            "frames": _scalar("int64"),
+            "parameters": _scalar("float32", num_parameters),
+        },
     )
 
 
@@ -220,6 +225,21 @@ def stats_layout(counters: tuple[str, ...], episodes: int) -> Layout:
             "episode_evaluation": _scalar("bool", episodes),
             "episode_return": _scalar("float32", episodes),
             "episode_steps": _scalar("int32", episodes),
+        },
+    )
+
+
+def round_layout(episodes: int) -> Layout:
+    """What an evaluator's round of episodes came to, and the weights that played it."""
+    return Layout(
+        "round",
+        {
+            "version": _scalar("int64"),
+            "frames": _scalar("int64"),
+            "seconds": _scalar("float64"),
+            "episode_return": _scalar("float64", episodes),
+            "episode_steps": _scalar("int64", episodes),
+            "cut_off": _scalar("bool", episodes),
         },
     )
 

@@ -178,6 +178,7 @@ def append_episode(writer, columns, episode, reward=1.0):
         "env_id": 0,
         "episode": episode,
         "env_seed": 100,
+        "evaluation": False,
         "complete": True,
         "terminated": terminated,
         "truncated": not terminated,

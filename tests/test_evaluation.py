@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from analysis.reader import Run
 from env_wrappers import make
 from hpcrl.brain import Brain
 from hpcrl.checkpoint import Snapshot, save_checkpoint
@@ -17,19 +18,17 @@ from hpcrl.config.load import to_yaml
 from hpcrl.config.sections import EnvConfig
 from hpcrl.counters import Counters
 from hpcrl.evaluation import (
-    Episode,
     Evaluation,
     EvaluationError,
     env_seed,
-    episode_quota,
     evaluate_run,
-    evaluation_options,
     print_evaluation,
 )
 from hpcrl.optim import FlatParameters
 from hpcrl.run_dir import RunDir
 from hpcrl.specs import EnvSpec
 from hpcrl.types import NetInputs
+from hpcrl.whole_episodes import Episode, episode_quota, evaluation_options
 from tests.noise_env import NoiseEnv
 from tests.small import config_of
 
@@ -93,13 +92,16 @@ def test_hand_set_weights_play_as_in_a_plain_gymnasium_loop(tmp_path):
     assert (result.learner_steps, result.frames) == (7, 400)
 
 
-def naive_recurrent(network, seed, episodes):
-    """One environment with stack, core, previous action and reward done by hand."""
+def naive_recurrent(network, seed, episodes, limit=10**9):
+    """One environment with stack, core, previous action and reward done by hand.
+
+    After `limit` steps an episode is cut off, and everything begins anew.
+    """
     env = NoiseEnv()
     observation, _ = env.reset(seed=seed)
     frames = deque([np.zeros(3, np.float32)] * 4, maxlen=4)
     state, previous_action, previous_reward = torch.zeros(1, network.state_size), 0, 0.0
-    first, total, ends = True, 0.0, set()
+    first, total, ends, steps = True, 0.0, set(), 0
     played: list[float] = []
     while len(played) < episodes:
         frames.append(observation)
@@ -113,16 +115,23 @@ def naive_recurrent(network, seed, episodes):
             outputs, state = network(inputs, state)
         previous_action = int(outputs.policy[0, 0].argmax())
         observation, previous_reward, terminated, truncated, _ = env.step(previous_action)
-        first, total = terminated or truncated, total + previous_reward
-        if first:
+        first, total, steps = terminated or truncated, total + previous_reward, steps + 1
+        if not first and steps == limit:
+            played.append(total)
+            ends.add("cut off")
+            first, total, steps = True, 0.0, 0
+            observation, _ = env.reset()
+            frames.extend([np.zeros(3, np.float32)] * 4)
+            previous_action, previous_reward = 0, 0.0
+        elif first:
             played.append(total)
             ends.add("terminated" if terminated else "truncated")
-            total = 0.0
+            total, steps = 0.0, 0
             observation, _ = env.reset()
             frames.extend([np.zeros(3, np.float32)] * 4)
             # A truncated episode's last reward belongs to its final observation.
             previous_reward = previous_reward if terminated else 0.0
-    assert ends == {"terminated", "truncated"}
+    assert ends >= {"terminated", "truncated" if limit > 99 else "cut off"}
     return played
 
 
@@ -144,6 +153,9 @@ def test_stack_core_and_previous_inputs_are_reset_as_in_training(tmp_path):
     result = evaluate_run(tmp_path, 100, 2, True, None, seed=1)
     naive = [score for i in range(2) for score in naive_recurrent(network, env_seed(1, i), 50)]
     assert [e.episode_return for e in result.episodes] == pytest.approx(naive, abs=1e-4)
+    cut = evaluate_run(tmp_path, 50, 1, True, None, seed=1, max_steps=4)
+    naive = naive_recurrent(network, env_seed(1, 0), 50, limit=4)
+    assert [e.episode_return for e in cut.episodes] == pytest.approx(naive, abs=1e-4)
 
 
 def test_episodes_per_environment_are_fixed_so_that_short_ones_are_not_favoured(tmp_path):
@@ -157,6 +169,30 @@ def test_episodes_per_environment_are_fixed_so_that_short_ones_are_not_favoured(
     assert [e.agent_steps for e in result.episodes] == expected
     # Step k gives the reward k.
     assert [e.episode_return for e in result.episodes] == [n * (n + 1) / 2 for n in expected]
+
+
+def test_an_episode_past_the_step_limit_is_cut_off_and_the_next_one_is_whole(tmp_path):
+    # Episodes of environment i have 2 + seed % 31 steps with reward k in step k.
+    options = {"episode_length": 2, "length_spread": 30}
+    config = config_of(env={"name": "synthetic:counting", "options": options})
+    save(tmp_path, config, random_network(config))
+    lengths = [2 + env_seed(0, i) % 31 for i in range(4)]
+    limit = sorted(lengths)[1]
+    assert sum(length > limit for length in lengths) == 2
+    result = evaluate_run(tmp_path, 12, 4, True, None, seed=0, record=True, max_steps=limit)
+    expected = [
+        Episode(min(n, limit) * (min(n, limit) + 1) / 2, min(n, limit), n > limit)
+        for n in lengths
+        for _ in range(3)
+    ]
+    assert list(result.episodes) == expected
+    assert f"6 of 12 episodes were cut off after {limit} agent steps" in result.messages[-1]
+    assert result.summary()["cut_off_episodes"] == 6
+    recorded = Run(result.folder).episodes().sort_values(["env_id", "episode"])
+    assert recorded["return"].tolist() == [episode.episode_return for episode in expected]
+    assert recorded["truncated"].tolist() == [episode.cut_off for episode in expected]
+    assert recorded["evaluation"].all()
+    assert Run(result.folder).notes == []
 
 
 @pytest.mark.parametrize(

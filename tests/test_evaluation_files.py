@@ -30,7 +30,7 @@ def test_recorded_episodes_are_those_of_the_table(tmp_path, truncate):
     assert table["env_seed"].tolist() == [env_seed(2, i) for i in (0, 0, 0, 1, 1, 2, 2)]
     with (result.folder / "episodes.csv").open() as file:
         rows = list(csv.reader(file))[1:]
-    assert [(float(r), int(n)) for r, n in rows] == list(result.episodes)
+    assert [(float(r), int(n), c == "True") for r, n, c in rows] == list(result.episodes)
     summary = json.loads((result.folder / "summary.json").read_text())
     returns = [e.episode_return for e in result.episodes]
     assert summary["median_return"] == np.median(returns)

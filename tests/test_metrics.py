@@ -155,6 +155,16 @@ def test_tensorboard_reads_the_same_values_over_frames(tmp_path):
     assert scalars(tmp_path, "loss") == [(40, 0.25), (80, 0.5), (120, 0.75)]
 
 
+def test_tensorboard_shows_an_evaluation_over_the_frames_of_its_weights(tmp_path):
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    for step in (1, 2, 3):
+        played = {"eval/return": 5.0 * step, "eval/frames": 40.0 * step - 20} if step > 1 else {}
+        writer.write(Counters(step, 10 * step, 40 * step), {"loss": 1.0, **played})
+    writer.close()
+    assert scalars(tmp_path, "loss") == [(40, 1.0), (80, 1.0), (120, 1.0)]
+    assert scalars(tmp_path, "eval/return") == [(60, 10.0), (100, 15.0)]
+
+
 def test_tensorboard_forgets_what_a_restart_does_again(tmp_path, monkeypatch):
     write(tmp_path, 0, 1, 2, 3, tensorboard=True)
     first = next((tmp_path / "tensorboard").iterdir())

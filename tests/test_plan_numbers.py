@@ -12,7 +12,7 @@ from hpcrl.topology import plan_topology, uniform_node_map
 from hpcrl.wire import unroll_layout
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-SECTIONS = {
+SECTIONS: dict[str, dict] = {
     "env": {"name": "synthetic:counting", "envs_per_actor": 16, "groups": 2},
     "topology": {"learners": 2, "inference": 4, "actors": 10},
     "learner": {"batch_unrolls": 24, "unroll_steps": 20},
@@ -114,3 +114,14 @@ def test_the_plan_command_prints_them_without_mpi():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "a learner step: " in done.stdout
+
+
+def test_evaluators_are_in_the_numbers_where_there_are_any():
+    topology = {**SECTIONS["topology"], "actors": 9, "evaluators": 1}
+    config, planned_topology = planned(topology=topology, evaluation={"every_s": 0.5})
+    lines = derived_numbers(config, planned_topology)
+    assert (
+        "evaluation: rounds of 10 greedy episodes on 1 ranks, every 0.5 s at most, each episode up "
+        "to 27,000 agent steps" in lines
+    )
+    assert not any("evaluation" in line for line in derived_numbers(*planned()))

@@ -126,3 +126,10 @@ def test_a_reader_that_went_away_does_not_end_the_run(monkeypatch, mode):
         progress.update(record(seconds, float(seconds)))
     progress.say("text")
     progress.close()
+
+
+def test_the_return_of_evaluators_is_shown_where_there_are_any(capsys):
+    progress = Progress("run", StopConfig(), mode="plain", clock=lambda: 0.0)
+    progress.update({**RECORD, "eval/return": 21.5})
+    progress.close()
+    assert "| eval return 21.5 |" in capsys.readouterr().out

@@ -55,6 +55,8 @@ def test_a_summary_comes_from_the_directory_alone(tmp_path):
         "frames_per_s": 200.0,
         "mean_return_100": 6.0,
         "episodes_100": 100,
+        "eval_return": None,
+        "eval_frames": None,
         "best_mean_return_100": 7.5,
         "best_at_frames": 1200,
         "checkpoint_step": 3,
@@ -96,7 +98,7 @@ def test_the_curve_has_zero_returns_no_gaps_and_its_restarts(tmp_path):
         for i, score in enumerate(RETURNS)
     ]
     curve = learning_curve(records)
-    assert curve == ([400, 800, 1200, 1600], [0.0, 3.0, 7.5, 6.0], [400, 1200])
+    assert curve == ([400, 800, 1200, 1600], [0.0, 3.0, 7.5, 6.0], [400, 1200], [])
     figure = draw_learning_curve(curve, "title")
     line, *marks = figure.axes[0].get_lines()
     assert line.get_xydata().tolist() == [[400, 0], [800, 3], [1200, 7.5], [1600, 6]]
@@ -110,3 +112,17 @@ def test_the_picture_is_a_png_with_a_line_on_it(tmp_path):
     assert pixels.shape[0] > 300
     blue = (pixels[..., 2] > 0.6) & (pixels[..., 0] < 0.3)
     assert blue.sum() > 500
+
+
+def test_rounds_of_evaluators_are_drawn_at_the_frames_of_their_weights_and_shown(tmp_path):
+    records = [
+        {"frames": 400, "restart": 0, "mean_return_100": 1.0},
+        {"frames": 800, "restart": 0, "mean_return_100": 2.0, "eval/frames": 500, "eval/return": 9},
+    ]
+    curve = learning_curve(records)
+    assert curve.evaluations == [(500, 9)]
+    axes = draw_learning_curve(curve, "title").axes[0]
+    assert [line.get_label() for line in axes.lines] == ["training", "evaluation"]
+    assert axes.lines[1].get_xydata().tolist() == [[500.0, 9.0]]
+    run = make_run(tmp_path, eval_return=9.5, eval_frames=1_000_000)
+    assert "9.5 at 1 M frames" in text_of(summary_table(summarise(run)))

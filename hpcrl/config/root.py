@@ -15,6 +15,7 @@ from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.config.sections import (
     CheckpointConfig,
     EnvConfig,
+    EvaluationConfig,
     InferenceConfig,
     LearnerConfig,
     MetricsConfig,
@@ -77,6 +78,8 @@ class Config:
     """Messages between ranks."""
     stop: StopConfig = field(default_factory=StopConfig)
     """When training is complete."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """What evaluator ranks play during training."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Durable snapshots."""
     metrics: MetricsConfig = field(default_factory=MetricsConfig)

@@ -204,6 +204,23 @@ class StopConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvaluationConfig:
+    """Rounds of whole episodes that evaluator ranks (`topology.evaluators`) play in training."""
+
+    episodes: Positive = 10
+    """Episodes of a round, all with the same weights; their mean is `eval/return`."""
+    envs: NonNegative = 0
+    """Environments that an evaluator steps; 0: one per episode, 8 at most."""
+    greedy: bool = True
+    """Take the best action instead of a sample."""
+    every_s: NonNegativeFloat = 30.0
+    """Shortest time from the beginning of a round to that of the next one."""
+    max_episode_steps: Positive = 27_000
+    """Agent steps after which an episode is cut off and counts with its return so far, as a
+    greedy policy can go in circles for ever. Holds for `hpcrl eval`, too."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class CheckpointConfig:
     """Durable snapshots of the learners."""
 

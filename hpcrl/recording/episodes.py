@@ -204,6 +204,27 @@ class EpisodeBuilder:
                 last = store[row, count - 1 : count] if count else episode.chunks[-1][name][-1:]
                 last[:] = rows[name][place]
 
+    def end(self, row: int, reward: float, final: Mapping[str, Array] | None) -> Episode | None:
+        """End the running episode of `row`, which is not played on.
+
+        Args:
+          row: of the environment.
+          reward: of its last action.
+          final: leaves of the observation after that; None where the episode terminated.
+
+        Returns:
+          The episode, None where it isn't kept.
+        """
+        if self._open[row] is None:
+            return None
+        if final is None:
+            return self._end(row, "terminated", reward)
+        last = {name: np.zeros_like(store[row, :1]) for name, store in self._store.items()}
+        last["reward"][:] = reward
+        last |= {f"obs:{p}": leaf[None] for p, leaf in final.items() if f"obs:{p}" in last}
+        self._append(np.array([row]), last)
+        return self._end(row, "truncated")
+
     def finish(self) -> list[Episode]:
         """Return the episodes that are still running, as interrupted."""
         ended = [self._end(row, "interrupted") for row in range(len(self._open))]

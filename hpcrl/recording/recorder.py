@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hpcrl.durable import json_text, reason
 from hpcrl.job import Job
 from hpcrl.rank_log import log
 from hpcrl.recording.episodes import Array, Budget, Episode, EpisodeBuilder, column_specs
-from hpcrl.recording.segment import SegmentWriter, existing_segments, reserve_bytes
+from hpcrl.recording.segment import FLUSH_S, SegmentWriter, existing_segments, reserve_bytes
 from hpcrl.run_dir import RunDir
 from hpcrl.specs import ArraySpec, EnvSpec
 
@@ -39,6 +39,7 @@ class Recorder:
       env_seeds: seed of every environment's first episode by its global id, in row order.
       attributes: what else describes the recording.
       max_bytes: on disk, for this writer from now on.
+      evaluation: global ids of the environments that nothing is learned from.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Recorder:
         env_seeds: Mapping[int, int],
         attributes: Mapping[str, str | int | float],
         max_bytes: int,
+        evaluation: Collection[int] = (),
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._config = config
         self._columns = column_specs(env, behaviour, config.fields)
         self._env_seeds = env_seeds
+        self._evaluation = frozenset(evaluation)
         self._attributes = {**attributes, "env": json_text(env.to_json())}
         self._budget = Budget(config.buffer_bytes)
         ids = np.array(list(env_seeds), np.int64)
@@ -84,6 +87,14 @@ class Recorder:
         """Bytes written by this recorder."""
         return self._closed_bytes + self._open_bytes
 
+    def totals(self) -> dict[str, float]:
+        """Return what the metrics show of this recorder."""
+        return {
+            "recorded_episodes": self.recorded,
+            "dropped_episodes": self.dropped,
+            "recorded_bytes": self.nbytes,
+        }
+
     def add(self, ids: npt.NDArray[np.intp], rows: Mapping[str, Array]) -> None:
         """Take one row of each of `ids`; `rows` are the fields of `wire.row_fields`."""
         for episode in self._builder.add(ids, rows):
@@ -93,6 +104,12 @@ class Recorder:
         """Take these in place of the last rows of `ids`: another action was chosen."""
         self._builder.replace(ids, rows)
 
+    def end(self, row: int, reward: float, final: Mapping[str, Array] | None) -> None:
+        """End the running episode of `row`, which is not played on; see `EpisodeBuilder.end`."""
+        episode = self._builder.end(row, reward, final)
+        if episode is not None:
+            self._queue.put(episode)
+
     def close(self) -> None:
         """Record the running episodes as interrupted, write all, close the segment."""
         for episode in self._builder.finish():
@@ -101,7 +118,15 @@ class Recorder:
         self._thread.join()
 
     def _run(self) -> None:
-        while (episode := self._queue.get()) is not None:
+        while True:
+            try:
+                episode = self._queue.get(timeout=FLUSH_S)
+            except queue.Empty:
+                if self._segment and not self._stopped:
+                    self._attempt(self._segment.flush_when_due)
+                continue
+            if episode is None:
+                break
             if not self._stopped:
                 self._attempt(partial(self._write, episode))
             if self._stopped:
@@ -157,6 +182,7 @@ class Recorder:
             "env_id": episode.env_id,
             "episode": episode.number,
             "env_seed": self._env_seeds[episode.env_id],
+            "evaluation": episode.env_id in self._evaluation,
             "complete": episode.ending != "interrupted",
             "terminated": episode.ending == "terminated",
             "truncated": episode.ending == "truncated",
@@ -210,13 +236,17 @@ def describe(config: Config, role: str, index: int, restart: int) -> dict[str, s
     }
 
 
-def open_recorder(job: Job, env_ids: npt.NDArray[np.int64], num_writers: int) -> Recorder | None:
+def open_recorder(
+    job: Job, env_ids: npt.NDArray[np.int64], evaluation: npt.NDArray[np.bool_]
+) -> Recorder | None:
     """Return the recorder of this rank, None where recording is off.
+
+    All ranks that record share `max_bytes` evenly.
 
     Args:
       job: the job.
       env_ids: `<int64>[N]` of the environments that this rank acts for, in row order.
-      num_writers: ranks that record; they share `max_bytes` evenly.
+      evaluation: `<bool>[N]`, whether nothing is learned from them.
 
     Raises:
       OSError: the folder can't be created.
@@ -227,7 +257,8 @@ def open_recorder(job: Job, env_ids: npt.NDArray[np.int64], num_writers: int) ->
     role, index = job.topology.role_of[job.rank], job.role_index
     root = RunDir(job.run_dir).trajectories
     used = sum(path.stat().st_size for path in root.glob(f"{role}-{index}-*/seg-*"))
-    room = max(1, config.max_bytes // num_writers - used) if config.max_bytes else 0
+    writers = sum(len(job.topology.ranks_of(r)) for r in ("inference", "worker", "evaluator"))
+    room = max(1, config.max_bytes // writers - used) if config.max_bytes else 0
     attributes = {
         **describe(job.config, role, index, job.restart),
         "rank": job.rank,
@@ -242,4 +273,5 @@ def open_recorder(job: Job, env_ids: npt.NDArray[np.int64], num_writers: int) ->
         seeds,
         attributes,
         room,
+        env_ids[evaluation].tolist(),
     )

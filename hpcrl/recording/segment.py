@@ -6,11 +6,14 @@ also the newest that is used, so that the tools of 1.10 read it.
 
 Only whole chunks of frames are written, so no chunk is compressed twice and none moves. Rows
 that don't fill a chunk wait in memory. An episode enters the index when its rows are flushed.
+Each write costs a millisecond or two for its many columns, so chunks wait for one another, up to
+a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,9 @@ _MAX_QUANTUM_ROWS = 1024
 _NARROW_CHUNK_ROWS = 4096
 _EPISODE_CHUNK_ROWS = 1024
 _SLACK_BYTES = 2**17
+_BATCH_BYTES = 2**21
+FLUSH_S = 1.0
+"""Whole chunks wait for others to be written with, for so long and up to 2 MiB."""
 _WIDE_BYTES = 256
 
 Array = npt.NDArray[np.generic]
@@ -41,6 +47,7 @@ EPISODE_COLUMNS = {
     "env_id": "int64",
     "episode": "int64",
     "env_seed": "int64",
+    "evaluation": "bool",
     "complete": "bool",
     "terminated": "bool",
     "truncated": "bool",
@@ -84,6 +91,7 @@ class SegmentWriter:
       attributes: what describes the recording: strings and numbers.
       compression: filter of the columns of 256 and more bytes per step. Narrower ones are
         rewritten in place as they grow, so they are not compressed.
+      clock: monotonic seconds.
 
     Raises:
       OSError: it can't be written, here and in all methods.
@@ -95,7 +103,10 @@ class SegmentWriter:
         columns: Mapping[str, ArraySpec],
         attributes: Mapping[str, str | int | float],
         compression: str,
+        clock: Callable[[], float] = time.monotonic,
     ):
+        self._clock = clock
+        self._next_s = clock() + FLUSH_S
         self.path = path
         self.partial = path.with_name(path.name + ".part")
         if path.exists():
@@ -103,6 +114,7 @@ class SegmentWriter:
         widest = max(spec.nbytes for spec in columns.values())
         quantum = max(1, min(_MAX_QUANTUM_ROWS, _CHUNK_BYTES // max(widest, 1)))
         self._quantum = 1 << (quantum.bit_length() - 1)
+        self._batch_rows = _BATCH_BYTES // max(widest, 1)
         self._filter = filter_arguments(compression)
         self._file = h5py.File(self.partial, "x", libver=_LIBVER, locking="best-effort")
         self._file.attrs.update(
@@ -173,6 +185,18 @@ class SegmentWriter:
             arrays.append(steps[name])
         self._entries.append({**entry, "start": self._appended, "length": count, "final": place})
         self._appended += count
+        if self._appended - self._written >= self._batch_rows:
+            self._write_chunks()
+        else:
+            self.flush_when_due()
+
+    def flush_when_due(self) -> None:
+        """Write the whole chunks that have waited for long enough."""
+        if self._clock() >= self._next_s:
+            self._write_chunks()
+
+    def _write_chunks(self) -> None:
+        self._next_s = self._clock() + FLUSH_S
         whole = (self._appended - self._written) // self._quantum * self._quantum
         if whole:
             self._write(whole)

@@ -23,6 +23,7 @@ from hpcrl.epochs import EpochTrainer
 from hpcrl.job import LEARNER_STAGES, Job
 from hpcrl.link import Group, wait_until
 from hpcrl.replay_buffer import ReplayBuffer
+from hpcrl.rounds import RoundCollector
 from hpcrl.sources import OnPolicyQueue, Source
 from hpcrl.stats import StatsCollector
 from hpcrl.stopping import Stop, StopSignal, goal_reached
@@ -96,7 +97,7 @@ class Learner:
         )
         self.counters, self.returns = Counters(), RollingReturns()
         self._restore(checkpoint)
-        clients = topology.clients_of[job.rank]
+        clients = topology.clients_of[job.rank] + topology.evaluators_of[job.rank]
         self.publisher = WeightsPublisher(link, clients, self.trainer.flat.value.numel())
         self.commands = CommandSender(link, clients)
         self.votes = Agreement(group, {"stop": "max", **source.rules})
@@ -108,6 +109,7 @@ class Learner:
     def _open_book(self) -> Bookkeeper:
         job = self.job
         topology = job.topology
+        evaluators = topology.ranks_of("evaluator")
         acting_ranks = topology.ranks_of("inference") or topology.ranks_of("worker")
         return Bookkeeper(
             job.config,
@@ -117,7 +119,8 @@ class Learner:
             self.data_parallel.name,
             self.counters,
             self.returns,
-            StatsCollector(job.link, acting_ranks),
+            StatsCollector(job.link, acting_ranks + evaluators),
+            RoundCollector(job.link, evaluators, job.config.evaluation.episodes),
         )
 
     def _restore(self, checkpoint: Checkpoint | None) -> None:
@@ -141,7 +144,8 @@ class Learner:
         """Do all that must go on while this rank waits; return whether unrolls arrived."""
         self.source.version = self.counters.learner_steps
         arrived = self.source.serve()
-        self.publisher.serve(self.trainer.parameters, self.counters.learner_steps)
+        counters = self.counters
+        self.publisher.serve(self.trainer.parameters, counters.learner_steps, counters.frames)
         if self.book:
             self.book.poll()
         return arrived

@@ -1,12 +1,15 @@
 """What the scripts say of runs whose numbers are known."""
 
 import io
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -104,6 +107,36 @@ def test_action_shares_by_quarter(tmp_path, capsys):
     assert first.to_dict() == pytest.approx({a: taken.count(a) / 50 for a in range(3)})
 
 
+def test_parts_of_a_recording_follow_each_other_in_time_over_all_writers(tmp_path):
+    """Two writers whose episodes alternate in time, and one that only evaluates."""
+    path = write_run(tmp_path, segments=2)
+    folder = path / "trajectories"
+    (folder / "inference-1-0").mkdir()
+    (folder / "inference-0-0" / "seg-00001.h5").rename(folder / "inference-1-0" / "seg-00000.h5")
+    shutil.copytree(folder / "inference-0-0", folder / "evaluator-0-0")
+    for writer, change in (("inference-1-0", -19.5), ("evaluator-0-0", 0)):
+        with h5py.File(folder / writer / "seg-00000.h5", "r+") as file:
+            file["episodes/end_unix_s"][:] += change
+            file["episodes/evaluation"][:] = writer == "evaluator-0-0"
+    run = Run(path)
+    table = run.episodes()
+    assert len(table) == 60
+    assert (table["writer"] == "evaluator-0-0").sum() == 20
+    seen = []
+    for spans in actions.parts_of(run, 4):
+        rows = [range(first, last) for first, last in spans.tolist()]
+        assert [a for a, _ in spans.tolist()] == sorted(a for a, _ in spans.tolist())
+        own = table[table["start"].isin([r.start for r in rows])]
+        assert not own["evaluation"].any()
+        assert set(own["writer"]) == {"inference-0-0", "inference-1-0"}
+        assert abs(own["length"].sum() - 50) <= 7
+        seen.append(own["end_unix_s"])
+    assert all(a.max() < b.min() for a, b in itertools.pairwise(seen))
+    assert sum(map(len, seen)) == 40
+    joined = actions.joined(np.array([[0, 3], [3, 7], [9, 10]]))
+    assert joined == [(0, 7), (9, 10)]
+
+
 def test_scaling_is_told_per_rank(tmp_path, capsys):
     runs = [write_run(tmp_path, f"n{n}", actors=n) for n in (2, 6)]
     table = table_of(scaling, runs[::-1], capsys)
@@ -152,8 +185,6 @@ def test_the_index_shows_all_segments_and_notices_a_missing_one(tmp_path):
     moved = tmp_path / "elsewhere"
     path.rename(moved)
     made = moved / "trajectories" / "index.h5"
-    import h5py
-
     run = Run(moved)
     with h5py.File(made, "r", locking=False) as file:
         np.testing.assert_array_equal(file["steps/reward"][:], run.steps("reward")[:])
