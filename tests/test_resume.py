@@ -27,6 +27,7 @@ FREE_SECTIONS = (
     "transport",
     "inference",
     "recording",
+    "evaluation",
 )
 FREE_KEYS = (
     "learner.backend",
