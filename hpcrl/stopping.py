@@ -38,6 +38,14 @@ class StopSignal:
         for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
             signal.signal(number, self._handle)
 
+    def ignore(self) -> None:
+        """At the end of the run: a request to stop that still comes must not kill the process.
+
+        Python gives its handlers back while it ends, and the signal's default is death.
+        """
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
 

@@ -100,6 +100,7 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
         from hpcrl.launch import run_rank
 
         code = run_rank(link, lambda: read_training_config(path, overrides), stop_signal)
+        stop_signal.ignore()
         finalize()
     except BaseException as error:
         abort(_report(f"{link.label} (rank {link.rank})", error))

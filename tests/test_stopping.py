@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -62,6 +64,20 @@ def test_a_signal_only_sets_a_flag(number):
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_request_that_comes_while_the_process_ends_does_not_kill_it(number):
+    """A module's globals are cleared after Python has given its signal handlers back."""
+    program = (
+        "import os, sys; from hpcrl.stopping import StopSignal\n"
+        "class AtTheEnd:\n"
+        f"    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {int(number)})\n"
+        "sys.at_the_end = AtTheEnd()\n"
+        "stop_signal = StopSignal(); stop_signal.install(); stop_signal.ignore()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == 0
 
 
 def test_the_deadline_stops(monkeypatch):
