@@ -8,8 +8,20 @@ The package imports neither hpcrl nor torch nor mpi4py, so that an actor stays s
 environments can be used, and tested, alone.
 """
 
-from env_wrappers.batch import EnvBatch, StepBatch
-from env_wrappers.errors import EnvError
+from env_wrappers.batch import FAILURE_KINDS, EnvBatch, StepBatch
+from env_wrappers.errors import EnvError, EnvFailure
+from env_wrappers.isolated import IsolatedBatch, Isolation
 from env_wrappers.registry import describe, make, registered_families
 
-__all__ = ["EnvBatch", "EnvError", "StepBatch", "describe", "make", "registered_families"]
+__all__ = [
+    "FAILURE_KINDS",
+    "EnvBatch",
+    "EnvError",
+    "EnvFailure",
+    "IsolatedBatch",
+    "Isolation",
+    "StepBatch",
+    "describe",
+    "make",
+    "registered_families",
+]

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from env_wrappers.errors import EnvError
+from env_wrappers.errors import ActionError, EnvError
 from env_wrappers.spaces import walk
 
 
@@ -50,7 +50,7 @@ class ActionCodec:
         Box values are clipped to their bounds; categories start at the space's `start`.
 
         Raises:
-          EnvError: wrong shape, NaN, or a category that doesn't exist.
+          ActionError: wrong shape, NaN, or a category that doesn't exist.
         """
         return _rebuild(self._space, iter(self._decode_leaves(actions)))
 
@@ -72,7 +72,7 @@ class ActionCodec:
     def _check(self, actions: NDArray[Any]) -> None:
         expected = (self._num_envs, self.size)
         if actions.shape != expected:
-            raise EnvError(f"actions: expected shape {expected}, got {actions.shape}")
+            raise ActionError(f"actions: expected shape {expected}, got {actions.shape}")
         fits = (actions >= 0) & (actions < self._counts)
         if not self._all_discrete:
             fits = np.where(self._counts == 0, ~np.isnan(actions), fits)
@@ -80,7 +80,7 @@ class ActionCodec:
             row, column = np.argwhere(~fits)[0].tolist()
             count = int(self._counts[column])
             want = f"a category from 0 to {count - 1}" if count else "a number"
-            raise EnvError(
+            raise ActionError(
                 f"action of environment {row}, component {column}: expected {want}, "
                 f"got {actions[row, column]}"
             )

@@ -14,6 +14,10 @@ Arrays = dict[str, NDArray[Any]]
 """Observation leaves by path, each `[E, ...]`."""
 
 
+FAILURE_KINDS = ("raised", "garbage", "hung", "died")
+"""How environments fail: an exception, what can't be a step, no answer, a dead process."""
+
+
 class StepBatch(NamedTuple):
     """What E environments give after a reset or a step; the arrays belong to the caller.
 
@@ -78,6 +82,20 @@ class EnvBatch(ABC):
 
         Raises:
           EnvError: an action, observation or reward that is out of its space, NaN or infinite.
+        """
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failures so far after which all of these environments were made anew, by kind."""
+        return dict.fromkeys(FAILURE_KINDS, 0)
+
+    def check(self, step: StepBatch) -> None:  # noqa: B027 (most can't give anything else)
+        """Look whether all observations of `step`, as this batch gave it, are in their space.
+
+        `step` itself looks at an episode's first ones only, since that costs less.
+
+        Raises:
+          EnvError: one is not.
         """
 
     def close(self) -> None:  # noqa: B027 (most environments hold nothing)
@@ -151,7 +169,10 @@ def as_rewards(name: str, reward: Any, num_envs: int) -> NDArray[np.float32]:
     Raises:
       EnvError: wrong shape, or NaN or infinite for some environment.
     """
-    rewards = np.array(reward, dtype=np.float32)
+    try:
+        rewards = np.array(reward, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise EnvError(f"{name}: reward {reward!r} is no number: {error}") from None
     if rewards.shape != (num_envs,):
         raise EnvError(f"{name}: reward has shape {rewards.shape}, expected ({num_envs},)")
     if not np.isfinite(rewards).all():

@@ -10,6 +10,14 @@ class EnvError(ValueError):
     """A name, option, space or observation that cannot work; the message says what to do."""
 
 
+class ActionError(EnvError):
+    """An action that no environment could take: not the environment's failure."""
+
+
+class EnvFailure(RuntimeError):
+    """Environments that fail again and again; what they do can't be learned from."""
+
+
 def closest_names(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The names of `known` most like `word`, best first, letter case ignored."""
     by_lower = {name.lower(): name for name in known}

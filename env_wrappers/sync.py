@@ -112,6 +112,15 @@ class SyncBatch(EnvBatch):
             episode_steps=episode_steps,
         )
 
+    def check(self, step: StepBatch) -> None:
+        """Raise EnvError unless all observations are in their space."""
+        self._observations.check_bounds(step.observation)
+        if step.final_observation is not None:
+            cut = step.truncated
+            self._observations.check_bounds(
+                {path: leaf[cut] for path, leaf in step.final_observation.items()}
+            )
+
     def close(self) -> None:
         """Close every environment."""
         for env in self._envs:

@@ -97,6 +97,15 @@ class VectorBatch(EnvBatch):
             raw, as_rewards(self._name, reward, self.num_envs), terminated, truncated, info
         )
 
+    def check(self, step: StepBatch) -> None:
+        """Raise EnvError unless all observations are in their space."""
+        self._observations.check_bounds(step.observation)
+        if step.final_observation is not None:
+            cut = step.truncated
+            self._observations.check_bounds(
+                {path: leaf[cut] for path, leaf in step.final_observation.items()}
+            )
+
     def close(self) -> None:
         """Close the vector environment."""
         self._envs.close()

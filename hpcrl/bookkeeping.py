@@ -18,6 +18,7 @@ from hpcrl.progress import Progress
 from hpcrl.rank_log import log
 from hpcrl.rounds import RoundCollector
 from hpcrl.run_dir import RunDir
+from hpcrl.specs import ENV_FAILURES
 from hpcrl.stats import StatsCollector
 from hpcrl.stopping import lead_problem
 from hpcrl.topology import Topology
@@ -96,6 +97,7 @@ class Bookkeeper:
                 else status.get("checkpoint_step"),
                 **self.returns.values(),
                 **{name.replace("/", "_"): value for name, value in self._evaluated.items()},
+                "env_restarts": self._env_failures(),
                 **more,
             }
         )
@@ -203,8 +205,11 @@ class Bookkeeper:
             "batch_fill": rows_per_batch / max(all_rows, 1),
             "idle_rows_per_s": rate["idle_rows"],
             "row_wait_ms": 1e3 * rate["row_wait_s"] / batches,
-            "env_restarts": self._collector.totals["restarts"],
+            "restarted_envs": self._collector.totals["restarts"],
         }
+        failures = self._env_failures()
+        values["env_restarts"] = sum(failures.values())
+        values |= {f"env_restarts_{kind}": count for kind, count in failures.items()}
         if self._config.recording.enabled:
             recorded = ("recorded_episodes", "dropped_episodes", "recorded_bytes")
             values |= {name: self._collector.totals[name] for name in recorded}
@@ -215,6 +220,10 @@ class Bookkeeper:
             values |= {f"{role}_{s}_share": rate[f"{role}_{s}_s"] / count for s in names}
         values |= {f"learner_{s}_share": rate[f"learner_{s}_s"] for s in stages}
         return values
+
+    def _env_failures(self) -> dict[str, int]:
+        """Failures of isolated environments since the start, by kind."""
+        return {kind: int(self._collector.totals[f"env_{kind}"]) for kind in ENV_FAILURES}
 
     def checkpoint_due(self) -> bool:
         """Whether a periodic checkpoint should be taken; never while one is being written."""

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from env_wrappers import EnvBatch, EnvError, make
+from env_wrappers import EnvBatch, EnvError, EnvFailure
 from hpcrl.atari_scores import human_normalised
 from hpcrl.brain import Brain
 from hpcrl.checkpoint import (
@@ -25,6 +25,7 @@ from hpcrl.checkpoint import (
 from hpcrl.config.load import ConfigError, load_config, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.durable import reason
+from hpcrl.environments import make_batch
 from hpcrl.evaluation_files import (
     new_folder,
     open_eval_recorder,
@@ -140,14 +141,14 @@ def evaluate_run(
         quota = episode_quota(episodes, envs)
         seeds = [env_seed(seed, index) for index in range(len(quota))]
         folder = new_folder(run, saved.step) if record else None
-        batch = make(config.env.name, len(quota), seeds, options)
+        batch = make_batch(config.env, len(quota), seeds, options)
         try:
             policy = _load_policy(config, batch, saved, greedy, seed)
             player = EpisodePlayer(batch, policy, most)
             played = _play_and_record(config, batch, policy, player, quota, seeds, folder)
         finally:
             batch.close()
-    except (ConfigError, CheckpointError, EnvError) as error:
+    except (ConfigError, CheckpointError, EnvError, EnvFailure) as error:
         raise EvaluationError(str(error)) from error
     except OSError as error:
         raise EvaluationError(f"can't write in {run}/evaluations: {reason(error)}") from error

@@ -8,5 +8,7 @@ INTERNAL = 70
 """An error inside the job; the last good checkpoint is intact."""
 LAUNCH = 71
 """The ranks don't form the job that was asked for: launcher, MPI library or fabric."""
+ENVIRONMENTS = 72
+"""The environments failed more often than `env.max_restarts_per_hour` allows."""
 REQUEUE = 75
 """Stopped by a signal or at the wall limit with a durable checkpoint: start me again."""

@@ -51,10 +51,12 @@ def plan_lines(config: Config, topology: Topology) -> list[str]:
 
 
 def _build(config: Config) -> tuple[EnvSpec, Layout]:
-    from env_wrappers import describe
     from hpcrl.brain import Brain
+    from hpcrl.environments import make_batch
 
-    env = EnvSpec.from_json(describe(config.env.name, config.env.options))
+    batch = make_batch(config.env, 1, [0])
+    batch.close()
+    env = EnvSpec.from_json(batch.spec)
     brain = Brain(config, env)
     core_size = brain.make_network(seed=0).state_size
     items = brain.window.items_per_unroll if brain.window else 0

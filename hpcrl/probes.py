@@ -92,12 +92,12 @@ def probe_environments() -> Finding:
 
 def probe_configured_environment(config: Config) -> Finding:
     """Make one of the configured environments and step it."""
-    from env_wrappers import make
+    from hpcrl.environments import make_batch
 
     name = config.env.name
     try:
         start_s = time.perf_counter()
-        batch = make(name, 1, [0], config.env.options)
+        batch = make_batch(config.env, 1, [0])
         spec = EnvSpec.from_json(batch.spec)
         batch.reset()
         batch.step(_some_action(spec))

@@ -161,6 +161,8 @@ def _cells(values: Values, left_s: float | None) -> list[tuple[str, str]]:
     cells.insert(3, ("return", score))
     if values.get("eval/return") is not None:
         cells.insert(4, ("eval return", format_return(values["eval/return"], None)))
+    if values.get("env_restarts"):
+        cells.append(("env restarts", format_count(values["env_restarts"])))
     return [*cells, ("time left", format_duration(left_s))]
 
 

@@ -46,7 +46,8 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 
     Keys: run_dir, state, verdict, restarts, backend, the counters, frames_per_s (mean over all
     training), mean_return_100, episodes_100, best_mean_return_100, best_at_frames,
-    checkpoint_step; of evaluator ranks eval_return, eval_frames.
+    checkpoint_step, env_restarts (by kind of failure); of evaluator ranks eval_return,
+    eval_frames.
 
     Raises:
       RunDirError: it is not a run directory, or its files can't be read.
@@ -79,6 +80,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
         "best_mean_return_100": best.get("mean_return_100"),
         "best_at_frames": best.get("frames"),
         "checkpoint_step": checkpoints[0][0] if checkpoints else None,
+        "env_restarts": status.get("env_restarts"),
     }
 
 
@@ -109,6 +111,10 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         if summary["checkpoint_step"] is not None
         else "none",
     }
+    failures = {kind: count for kind, count in (summary["env_restarts"] or {}).items() if count}
+    if failures:
+        kinds = ", ".join(f"{format_count(count)} {kind}" for kind, count in failures.items())
+        rows["environments restarted"] = f"{kinds} (since the last start)"
     return key_value_table("summary", rows)
 
 

@@ -42,6 +42,11 @@ MAY_CHANGE = (
     "replay.memory_bytes",
     "env.envs_per_actor",
     "env.groups",
+    "env.isolation",
+    "env.python",
+    "env.step_timeout_s",
+    "env.start_timeout_s",
+    "env.max_restarts_per_hour",
 )
 """Configuration keys, and sections ending in a dot, that a resumed run may change: they decide
 where, how fast and how long it trains, not what is learned."""

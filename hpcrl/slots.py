@@ -206,6 +206,11 @@ class StepSlots:
         total: npt.NDArray[np.float64] = self._step["timers_s"][first].sum(0)
         return total
 
+    def failures(self) -> npt.NDArray[np.int64]:
+        """Failures of all clients' environments so far, by kind, `[len(ENV_FAILURES)]`."""
+        total: npt.NDArray[np.int64] = self._step["failures"].sum(0)
+        return total
+
     def reply(
         self,
         slots: npt.NDArray[np.intp],

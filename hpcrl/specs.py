@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+ENV_FAILURES = ("raised", "garbage", "hung", "died")
+"""How isolated environments fail, in the order of their counts in a step message."""
+
 
 @dataclass(frozen=True)
 class ArraySpec:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES
 from hpcrl.link import Incoming, Link
+from hpcrl.specs import ENV_FAILURES
 from hpcrl.wire import Layout, Tag, stats_layout
 
 _EPISODES_PER_MESSAGE = 256
@@ -37,6 +38,7 @@ COUNTERS = (
     "recorded_episodes",
     "dropped_episodes",
     "recorded_bytes",
+    *(f"env_{kind}" for kind in ENV_FAILURES),
     *(f"inference_{stage}_s" for stage in INFERENCE_STAGES),
     *(f"actor_{stage}_s" for stage in ACTOR_STAGES),
 )
@@ -72,6 +74,11 @@ class StatsReporter:
         self.totals["episodes"] += len(returns)
         columns = (returns.tolist(), steps.tolist(), evaluation.tolist())
         self._episodes.extend(map(Episode, *columns))
+
+    def set_failures(self, counts: Sequence[int]) -> None:
+        """Note how often environments have failed so far, in the order of `ENV_FAILURES`."""
+        for kind, count in zip(ENV_FAILURES, counts, strict=True):
+            self.totals[f"env_{kind}"] = count
 
     def set_stages(self, prefix: str, seconds: Mapping[str, float]) -> None:
         """Note total stage seconds as counters `prefix_stage_s`."""

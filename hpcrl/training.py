@@ -41,6 +41,7 @@ def check_together(config: Config) -> None:
             f"env.envs_per_actor {config.env.envs_per_actor} is not a multiple of env.groups "
             f"{config.env.groups}: each group steps an equal share"
         )
+    _check_isolation(config)
     try:
         check_layout(config)
     except ValueError as error:
@@ -61,6 +62,24 @@ def check_together(config: Config) -> None:
             parse_time_unix_s(config.run.deadline)
         except ValueError as error:
             raise ConfigError(f"run.deadline: {error}") from None
+
+
+def _check_isolation(config: Config) -> None:
+    env, deadline_s = config.env, config.transport.deadline_s
+    if env.isolation == "none":
+        if env.python:
+            raise ConfigError(
+                f"env.python is {env.python}, which runs child processes only: set env.isolation "
+                "to process"
+            )
+        return
+    longest_s = env.step_timeout_s + env.start_timeout_s
+    if longest_s >= deadline_s:
+        raise ConfigError(
+            f"env.step_timeout_s {env.step_timeout_s:g} and env.start_timeout_s "
+            f"{env.start_timeout_s:g} together reach transport.deadline_s {deadline_s:g}: an "
+            "environment that hangs would end the job before it is restarted"
+        )
 
 
 def train_command(path: str, overrides: Sequence[str]) -> int:
@@ -109,11 +128,15 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
 
 def _report(who: str, error: BaseException) -> int:
     """Write why this rank ends the job to its log and to stderr; return the job's exit code."""
-    from env_wrappers import EnvError
+    from env_wrappers import EnvError, EnvFailure
     from hpcrl.rank_log import log
     from hpcrl.startup import FabricError
 
-    codes = {EnvError: exit_codes.USAGE, FabricError: exit_codes.LAUNCH}
+    codes: dict[type[Exception], int] = {
+        EnvError: exit_codes.USAGE,
+        EnvFailure: exit_codes.ENVIRONMENTS,
+        FabricError: exit_codes.LAUNCH,
+    }
     code = next((c for kind, c in codes.items() if isinstance(error, kind)), exit_codes.INTERNAL)
     details = f"{who} failed\n{traceback.format_exc()}"
     log.error(details)

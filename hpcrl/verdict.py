@@ -75,6 +75,10 @@ def judge(
         return Verdict("done", code, str(status.get("verdict", "done")))
     if code in (exit_codes.USAGE, exit_codes.LAUNCH):
         return Verdict("stop", code, f"exit code {code}: it would fail again in the same way")
+    if code == exit_codes.ENVIRONMENTS:
+        return Verdict(
+            "stop", code, f"exit code {code}: environments failed too often, see the job's output"
+        )
     fruitless = _fruitless(attempts)
     # 75 would make sites that requeue by exit code go on with what is stopped here.
     stop_code = code if code not in (exit_codes.DONE, exit_codes.REQUEUE) else exit_codes.INTERNAL

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcrl.specs import ArraySpec, EnvSpec
+from hpcrl.specs import ENV_FAILURES, ArraySpec, EnvSpec
 
 _ALIGN_BYTES = 64
 
@@ -116,6 +116,7 @@ def step_layout(env: EnvSpec, rows: int, timers: int) -> Layout:
     fields = {
         "sequence": _scalar("int64"),
         "timers_s": _scalar("float64", timers),
+        "failures": _scalar("int64", len(ENV_FAILURES)),
         "run_id": _scalar("int64", rows),
         "valid": _scalar("bool", rows),
         "reward": _scalar("float32", rows),

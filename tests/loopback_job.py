@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from env_wrappers import EnvBatch, make
+from env_wrappers import EnvBatch
 from hpcrl.batches import assemble
+from hpcrl.environments import make_batch
 from hpcrl.launch import run_rank
 from hpcrl.loopback import LoopbackLink
 from hpcrl.stopping import StopSignal
@@ -38,6 +39,10 @@ class RecordedBatch(EnvBatch):
         self._given = self._envs.step(actions)
         return self._given
 
+    @property
+    def failures(self):
+        return self._envs.failures
+
     def close(self):
         self._envs.close()
 
@@ -66,7 +71,7 @@ class JobRun:
         self.codes: list[int] = []
         self._lock = threading.Lock()
         self._before_step, self._after_batch = before_step, after_batch
-        monkeypatch.setattr("hpcrl.roles.actor.make", self._make)
+        monkeypatch.setattr("hpcrl.roles.actor.make_batch", self._make)
         monkeypatch.setattr("hpcrl.sources.assemble", self._record)
         # Python allows handlers in the main thread only; the flag is set by hand here.
         monkeypatch.setattr(StopSignal, "install", self._install(self.signals))
@@ -84,8 +89,8 @@ class JobRun:
 
         return install
 
-    def _make(self, name, num_envs, seeds, options):
-        envs = make(name, num_envs, seeds, options)
+    def _make(self, config, num_envs, seeds):
+        envs = make_batch(config, num_envs, seeds)
         size = sum(len(part["nvec"]) or len(part["low"]) for part in envs.spec["action"]["parts"])
         log = [Expected(size) for _ in range(num_envs)]
         with self._lock:

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env_wrappers import StepBatch
+from env_wrappers import FAILURE_KINDS, StepBatch
 from hpcrl.loopback import World
 from hpcrl.roles.actor import GroupChannel
 from hpcrl.slots import Client, StepSlots
 from tests.small import env_spec
 
+NO_FAILURES = dict.fromkeys(FAILURE_KINDS, 0)
 SPEC = env_spec()  # observes (seed, episode, step)
 ROWS = 2
 
@@ -46,7 +47,7 @@ class Served:
             columns["final_observation"] = {"obs": -1.0 - observation.astype(np.float32)}
         batch = StepBatch(observation={"obs": observation.astype(np.float32)}, **columns)
         timers = dict(zip("abcd", seconds, strict=True))
-        self.channels[client].pack(batch, timers)
+        self.channels[client].pack(batch, timers, NO_FAILURES)
         self.channels[client].send(batch)
         self.sent[client] += 1
         if poll:
@@ -159,7 +160,7 @@ def test_every_restart_of_the_job_begins_new_runs():
         np.zeros(ROWS, np.float32),
         np.zeros(ROWS, np.int32),
     )
-    channel.pack(batch, dict.fromkeys("abcd", 0.0))
+    channel.pack(batch, dict.fromkeys("abcd", 0.0), NO_FAILURES)
     channel.send(batch)
     slots.poll()
     rows, _ = slots.rows(slots.take())

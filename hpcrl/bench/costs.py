@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from env_wrappers import make
 from hpcrl.brain import Brain
 from hpcrl.config.root import Config
 from hpcrl.data_parallel import SingleLearner
+from hpcrl.environments import make_batch
 from hpcrl.job import LEARNER_STAGES, unrolls_per_learner_step
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import Rows
@@ -55,7 +55,7 @@ class Costs:
 def environment_ms(config: Config, seconds: float) -> tuple[EnvSpec, float]:
     """Step one group with random actions; return its spec and the cost per agent step."""
     rows = config.env.envs_per_actor // config.env.groups
-    envs = make(config.env.name, rows, list(range(rows)), config.env.options)
+    envs = make_batch(config.env, rows, list(range(rows)))
     spec = EnvSpec.from_json(envs.spec)
     rng = np.random.default_rng(0)
     actions = [_random_actions(spec, rows, rng) for _ in range(64)]

@@ -50,6 +50,18 @@ class EnvConfig:
     """E: environments that one actor (or worker) rank steps."""
     groups: Positive = 2
     """Groups of an actor's environments; one steps while the others wait for actions."""
+    isolation: Literal["none", "process"] = "none"
+    """process: each group lives in a child process, which is started again when an environment
+    raises, gives garbage, hangs or crashes; none: in the actor itself."""
+    python: str = ""
+    """Interpreter of the child processes, with numpy, gymnasium and the environment's packages;
+    empty: hpcrl's own. Needs `isolation: process`."""
+    step_timeout_s: PositiveFloat = 60.0
+    """Isolated: a group that takes longer for a step or reset hangs, and is made anew."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Isolated: longest time to start a child process and make its environments."""
+    max_restarts_per_hour: NonNegative = 60
+    """Isolated: restarts of one child process within an hour, after which the job ends (72)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from env_wrappers import EnvBatch, StepBatch, make
+from env_wrappers import EnvBatch, StepBatch
+from hpcrl.environments import make_batch
 from hpcrl.job import ACTOR_STAGES, Job, Seat
 from hpcrl.link import Incoming, Link, wait_until
-from hpcrl.specs import EnvSpec
+from hpcrl.specs import ENV_FAILURES, EnvSpec
 from hpcrl.timing import StageTimer
 from hpcrl.wire import Command, Tag, reply_layout, step_layout, step_short_nbytes
 
@@ -21,8 +22,7 @@ def make_groups(seat: Seat) -> list[EnvBatch]:
     env_ids = seat.env_ids(seat.rank)
     seeds = [seat.seed("env", int(env_id)) % 2**31 for env_id in env_ids]
     return [
-        make(config.name, rows, seeds[g * rows : (g + 1) * rows], config.options)
-        for g in range(config.groups)
+        make_batch(config, rows, seeds[g * rows : (g + 1) * rows]) for g in range(config.groups)
     ]
 
 
@@ -52,8 +52,10 @@ class GroupChannel:
             )
         )
 
-    def pack(self, batch: StepBatch, timers_s: Mapping[str, float]) -> None:
-        """Copy what the environments gave into the message."""
+    def pack(
+        self, batch: StepBatch, timers_s: Mapping[str, float], failures: Mapping[str, int]
+    ) -> None:
+        """Copy what the environments gave, and how often they failed so far, into the message."""
         step = self._step
         step["run_id"][:] += batch.restarted
         for name in ("valid", "reward", "terminated", "truncated", "ended"):
@@ -61,6 +63,7 @@ class GroupChannel:
         step["episode_return"][:] = batch.episode_return
         step["episode_steps"][:] = batch.episode_steps
         step["timers_s"][:] = list(timers_s.values())
+        step["failures"][:] = [failures[kind] for kind in ENV_FAILURES]
         for path in self._paths:
             step[f"obs:{path}"][:] = batch.observation[path]
         if batch.final_observation is not None:
@@ -102,7 +105,7 @@ def run(job: Job, groups: Sequence[EnvBatch]) -> None:
     for envs, channel in zip(groups, channels, strict=True):
         batch = envs.reset()
         timer.mark("step")
-        channel.pack(batch, timer.seconds)
+        channel.pack(batch, timer.seconds, envs.failures)
         channel.send(batch)
     live = list(zip(groups, channels, strict=True))
     while live:
@@ -114,7 +117,7 @@ def run(job: Job, groups: Sequence[EnvBatch]) -> None:
                 continue
             batch = envs.step(actions)
             timer.mark("step")
-            channel.pack(batch, timer.seconds)
+            channel.pack(batch, timer.seconds, envs.failures)
             timer.mark("pack")
             channel.send(batch)
             timer.mark("send")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from env_wrappers import EnvBatch, make
+from env_wrappers import EnvBatch
 from hpcrl.brain import Brain
 from hpcrl.commands import CommandReceiver
 from hpcrl.job import Job, Seat
@@ -40,7 +40,7 @@ def make_envs(seat: Seat) -> EnvBatch:
     """Build this evaluator's environments, with seeds of their own."""
     options, _ = evaluation_options(seat.config.env)
     seeds = [seat.seed("env", int(env_id)) % 2**31 for env_id in env_ids(seat)]
-    return make(seat.config.env.name, len(seeds), seeds, options)
+    return make_batch(seat.config.env, len(seeds), seeds, options)
 
 
 class Evaluator:

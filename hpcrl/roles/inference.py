@@ -160,5 +160,6 @@ def _report(port: LearnerPort, timer: StageTimer, slots: StepSlots, policy: Acti
     stats.set_stages("actor", dict(zip(ACTOR_STAGES, slots.timers_s().tolist(), strict=True)))
     stats.totals["restarts"] = policy.restarts
     stats.totals["idle_rows"] = policy.idle_rows
+    stats.set_failures(slots.failures().tolist())
     stats.totals["env_steps"] = stats.totals["rows"]
     port.report()

@@ -15,6 +15,7 @@ from hpcrl.job import INFERENCE_STAGES, Job
 from hpcrl.pacing import PacedPolicy
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import Rows
+from hpcrl.specs import ENV_FAILURES
 from hpcrl.timing import StageTimer
 
 
@@ -67,6 +68,12 @@ class LocalGroup:
         self.held = False
         return self._given
 
+    @property
+    def failures(self) -> list[int]:
+        """Failures so far by kind, in the order of `ENV_FAILURES`."""
+        failures = self._envs.failures
+        return [failures[kind] for kind in ENV_FAILURES]
+
     def close(self) -> None:
         """Release the environments."""
         self._envs.close()
@@ -96,7 +103,7 @@ def run(job: Job, brain: Brain, device: torch.device, groups: Sequence[EnvBatch]
                 _resume(paced, local, port, timer)
         port.outbox.pump()
         if port.stats.due:
-            _report(port, policy, timer)
+            _report(port, policy, local, timer)
         group = local[turn]
         all_held = all(g.held for g in local)
         if port.outbox.blocked or policy.version < 0 or all_held:
@@ -123,7 +130,7 @@ def run(job: Job, brain: Brain, device: torch.device, groups: Sequence[EnvBatch]
             continue
         _step(group, waiting.ids, actions, port, timer)
 
-    port.finish(lambda: _report(port, policy, timer), waiter)
+    port.finish(lambda: _report(port, policy, local, timer), waiter)
     for group in local:
         group.close()
 
@@ -154,11 +161,16 @@ def _resume(
             _step(group, ids[mine], actions[mine], port, timer)
 
 
-def _report(port: LearnerPort, policy: ActingPolicy, timer: StageTimer) -> None:
+def _report(
+    port: LearnerPort, policy: ActingPolicy, local: Sequence[LocalGroup], timer: StageTimer
+) -> None:
     seconds = dict(timer.seconds)
     port.stats.set_stages("actor", {"step": seconds.pop("step")})
     port.stats.set_stages("inference", seconds)
     port.stats.totals["restarts"] = policy.restarts
     port.stats.totals["idle_rows"] = policy.idle_rows
+    port.stats.set_failures(
+        [sum(counts) for counts in zip(*(g.failures for g in local), strict=True)]
+    )
     port.stats.totals["env_steps"] = port.stats.totals["rows"]
     port.report()
