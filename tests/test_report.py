@@ -58,6 +58,7 @@ def test_a_summary_comes_from_the_directory_alone(tmp_path):
         "eval_return": None,
         "eval_frames": None,
         "best_mean_return_100": 7.5,
+        "env_restarts": None,
         "best_at_frames": 1200,
         "checkpoint_step": 3,
     }
