@@ -34,11 +34,12 @@ from pathlib import Path
 import numpy as np
 
 from hpcrl.replay.compression import available_codecs
-from hpcrl.replay.files import load_shards, save_shard
+from hpcrl.replay.files import load_shards
 from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.memory import replay_bytes
 from hpcrl.replay.prioritized import PrioritizedSampler
 from hpcrl.replay.records import ReplayUnroll
+from hpcrl.replay.shard_writer import save_shard
 from hpcrl.replay.storage import ReplayShard
 from hpcrl.specs import ArraySpec
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from hpcrl.link import Gathering, Group
 
-Rule = Literal["sum", "max", "min"]
+Rule = Literal["sum", "max", "min", "each"]
+"""How a field is reduced; each: not at all, member i's value of `name` is `name_i`."""
 
 _REDUCE = {"sum": np.add.reduce, "max": np.maximum.reduce, "min": np.minimum.reduce}
 
@@ -57,10 +58,13 @@ class Agreement:
             return None
         votes = self._gathering.result
         self._gathering = None
-        return {
-            name: float(_REDUCE[rule](votes[:, column]))
-            for column, (name, rule) in enumerate(self._fields.items())
-        }
+        outcome: dict[str, float] = {}
+        for column, (name, rule) in enumerate(self._fields.items()):
+            if rule == "each":
+                outcome |= {f"{name}_{i}": float(v) for i, v in enumerate(votes[:, column])}
+            else:
+                outcome[name] = float(_REDUCE[rule](votes[:, column]))
+        return outcome
 
     def vote(self, values: Mapping[str, float]) -> dict[str, float]:
         """Cast a vote and wait for its outcome.

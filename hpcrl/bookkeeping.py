@@ -81,6 +81,7 @@ class Bookkeeper:
         self._frozen = False
         self._lead_warned = False
         self.checkpoint_copy_s = 0.0
+        self._begun_step: int | None = None
         self.write_status("running")
 
     def write_status(self, state: str, **more: Any) -> None:
@@ -229,6 +230,11 @@ class Bookkeeper:
         """Whether a periodic checkpoint should be taken; never while one is being written."""
         return time.monotonic() >= self._next_checkpoint_s and not self._writer.busy
 
+    @property
+    def checkpoint_open(self) -> bool:
+        """Whether the last checkpoint that was begun is not durable (yet)."""
+        return self._writer.saved_step != self._begun_step
+
     def checkpoint(self, snapshot: Callable[[], Mapping[str, Any]], state: dict[str, Any]) -> None:
         """Copy with `snapshot` now and write in the background."""
         start_s = time.monotonic()
@@ -239,7 +245,8 @@ class Bookkeeper:
             "returns": self.returns.to_list(),
         }
         self.checkpoint_copy_s = time.monotonic() - start_s
-        self._writer.submit(Snapshot(self.counters.learner_steps, tensors, full_state))
+        self._begun_step = self.counters.learner_steps
+        self._writer.submit(Snapshot(self._begun_step, tensors, full_state))
         self._next_checkpoint_s = start_s + (self._config.checkpoint.every_s or float("inf"))
 
     def wait_for_checkpoint(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from hpcrl.agreement import Rule
 from hpcrl.batches import assemble
 from hpcrl.job import Job
+from hpcrl.link import Group
 from hpcrl.trainer import StepResult
 from hpcrl.types import UnrollBatch
 from hpcrl.unroll_flow import UnrollInbox
@@ -45,10 +46,21 @@ class Source(Protocol):
         """Take in what has arrived, at once; return whether there was anything."""
 
     def ready(self) -> bool:
-        """Whether a batch can be taken."""
+        """Whether this learner should cast its vote."""
 
     def vote(self) -> dict[str, float]:
         """Return this learner's numbers for `rules`, when it casts its vote."""
+
+    def agree(self, agreed: Mapping[str, float], checkpoint_durable: bool) -> bool:
+        """Act on the outcome of a vote that did not end the run.
+
+        Args:
+          agreed: the outcome for `rules`.
+          checkpoint_durable: whether the last checkpoint is.
+
+        Returns:
+          Whether every learner has a batch; if not, there is no step.
+        """
 
     def take(self, agreed: Mapping[str, float]) -> Taken:
         """Return a batch; `ready` was true on every learner when it voted."""
@@ -62,13 +74,22 @@ class Source(Protocol):
     def discard(self) -> None:
         """Throw away what has arrived, as the run ends."""
 
-    def restore(self, learner_steps: int) -> None:
-        """Take back what `save` kept with the checkpoint of these learner steps."""
+    def saved(self, learner_steps: int) -> dict[str, Any] | None:
+        """Return what was kept for a run that goes on from these learner steps; on the root."""
 
-    def save(self, learner_steps: int) -> None:
-        """Keep what the run needs to go on; nothing arrives any more."""
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take that back."""
 
-    def close(self, learner_steps: int) -> None:
+    def begin_save(self, learner_steps: int) -> None:
+        """Begin to keep, beside training, what goes with a checkpoint."""
+
+    def save(self, learner_steps: int, group: Group) -> None:
+        """Keep what goes with the last checkpoint; nothing arrives any more.
+
+        All members of `group`, the learners, call it.
+        """
+
+    def close(self) -> None:
         """Withdraw the posted receives, once all ranks are done."""
 
 
@@ -105,6 +126,10 @@ class OnPolicyQueue:
         lag: npt.NDArray[np.int64] = self.version - oldest
         return lag
 
+    def agree(self, agreed: Mapping[str, float], checkpoint_durable: bool) -> bool:
+        """Everyone voted because it had a batch."""
+        return True
+
     def take(self, agreed: Mapping[str, float]) -> Taken:
         """Return the oldest unrolls; their slots receive again."""
         inbox = self._inbox
@@ -125,12 +150,19 @@ class OnPolicyQueue:
         """Throw away what has arrived."""
         self._inbox.discard()
 
-    def restore(self, learner_steps: int) -> None:
+    def saved(self, learner_steps: int) -> dict[str, Any] | None:
+        """Nothing is kept."""
+        return None
+
+    def restore(self, saved: dict[str, Any]) -> None:
         """Nothing was kept."""
 
-    def save(self, learner_steps: int) -> None:
+    def begin_save(self, learner_steps: int) -> None:
         """Nothing to keep."""
 
-    def close(self, learner_steps: int) -> None:
+    def save(self, learner_steps: int, group: Group) -> None:
+        """Nothing to keep."""
+
+    def close(self) -> None:
         """Withdraw the posted receives."""
         self._inbox.close()

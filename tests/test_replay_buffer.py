@@ -84,14 +84,32 @@ def network(stage):
     return net.eval()
 
 
+def agree(buffer, votes):
+    """The outcome of the learners' votes."""
+    reduce = {"sum": sum, "max": max, "min": min}
+    outcome: dict[str, float] = {}
+    for name, rule in buffer.rules.items():
+        if rule == "each":
+            outcome |= {f"{name}_{i}": float(vote[name]) for i, vote in enumerate(votes)}
+        else:
+            outcome[name] = float(reduce[rule](vote[name] for vote in votes))
+    return outcome
+
+
+def any_outcome(buffer):
+    """For what does not depend on the other learners."""
+    return agree(buffer, [{**dict.fromkeys(buffer.rules, 1.0), "size": 1}])
+
+
 def result(priorities):
     return StepResult(0, {}, False, np.asarray(priorities, np.float32))
 
 
 def step(buffer, priorities=None, agreed=None):
     """What the loop does with one learner, or with the votes of several."""
+    buffer._all_filled = True
     vote = buffer.vote()
-    taken = buffer.take(agreed or vote)
+    taken = buffer.take(agreed or agree(buffer, [vote]))
     drawn = buffer._drawn
     buffer.feedback(result(np.ones(BATCH) if priorities is None else priorities))
     return taken, drawn
@@ -108,8 +126,7 @@ def test_trap04_unrolling_from_the_stored_state_gives_the_values_of_acting_time(
     for _ in range(60):
         sample = cell.buffer.shard.sample(BATCH, cell.buffer._rng)
         cell.buffer._drawn, cell.buffer._drawn_mass = sample, 1.0
-        vote = {**dict.fromkeys(cell.buffer.rules, 1.0), "size": 1}
-        batch = cell.buffer.take(vote).batch
+        batch = cell.buffer.take(any_outcome(cell.buffer)).batch
         inputs = NetInputs(batch.observation, batch.reward, batch.previous_action, batch.start)
         with torch.no_grad():
             q, _ = net(inputs, batch.core_state)
@@ -158,7 +175,7 @@ def test_apex_priorities_are_those_of_the_items_that_are_drawn(kind):
     for _ in range(60):
         drawn = shard.sample(BATCH, cell.buffer._rng)
         cell.buffer._drawn, cell.buffer._drawn_mass = drawn, 1.0
-        batch = cell.buffer.take({**dict.fromkeys(cell.buffer.rules, 1.0), "size": 1}).batch
+        batch = cell.buffer.take(any_outcome(cell.buffer)).batch
         out = stage.brain.loss(net, batch, None, net)
         np.testing.assert_allclose(
             out.priorities.numpy(), shard.sampler.priority(drawn.slots), rtol=1e-3, atol=1e-4
@@ -173,8 +190,8 @@ def test_trap14_a_priority_for_an_evicted_item_never_lands_on_its_successor():
     cell = Cell(stage)
     cell.send(stage.unrolls[:19])
     buffer = cell.buffer
-    vote = buffer.vote()
-    buffer.take(vote)
+    buffer._all_filled = True
+    buffer.take(agree(buffer, [buffer.vote()]))
     drawn = buffer._drawn
     buffer._credit = -1e9
     cell.send(stage.unrolls[19:60])
@@ -210,13 +227,9 @@ def test_trap13_weights_are_those_of_one_buffer_whatever_the_shards():
         shard.update_priorities(
             slots, shard.sampler.generation(slots), scale * rng.exponential(size=len(slots))
         )
-        cell.buffer._credit = BATCH
+        cell.buffer._credit, cell.buffer._all_filled = BATCH, True
     votes = [cell.buffer.vote() for cell in cells]
-    reduce = {"sum": sum, "max": max, "min": min}
-    agreed = {
-        name: reduce[rule](vote[name] for vote in votes)
-        for name, rule in cells[0].buffer.rules.items()
-    }
+    agreed = agree(cells[0].buffer, votes)
     stats = combine_summaries([summarize_shard(c.buffer.shard.sampler, 0.5) for c in cells])
     assert agreed["mass"] == pytest.approx(stats.mass)
     assert agreed["size"] == stats.size
@@ -227,6 +240,8 @@ def test_trap13_weights_are_those_of_one_buffer_whatever_the_shards():
         expected += one_buffer_weights(drawn.probability, mass, 0.5, stats, 0.6).tolist()
     np.testing.assert_allclose(found, np.array(expected) / max(expected), rtol=1e-5)
     assert max(found) == pytest.approx(1.0)
+    values = cells[0].buffer._values(agreed, stats)
+    assert values["weight_smallest"] == pytest.approx(min(expected) / max(expected))
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 3.0])
@@ -237,6 +252,7 @@ def test_the_replay_ratio_is_held_exactly_and_neither_side_waits_for_ever(ratio)
     buffer, steps = cell.buffer, 0
     for _ in range(2000):
         buffer.serve()
+        buffer._all_filled = buffer._filled
         # Nobody stores without bound while training stands still.
         assert buffer._credit <= 2 * BATCH + ratio
         if buffer.ready():
@@ -256,6 +272,7 @@ def test_steps_stored_are_counted_once_and_evaluation_environments_store_nothing
     cell.outbox.put(np.stack(stage.unrolls))
     for _ in range(2000):
         cell.buffer.serve()
+        cell.buffer._all_filled = cell.buffer._filled
         if cell.buffer.ready():
             counted += step(cell.buffer)[0].num_steps
     counted += int(cell.buffer.vote()["stored_steps"])
@@ -302,7 +319,7 @@ def test_sequences_that_do_not_cross_episodes_hold_every_transition_of_one_episo
     for _ in range(30):
         sample = cell.buffer.shard.sample(BATCH, cell.buffer._rng)
         cell.buffer._drawn, cell.buffer._drawn_mass = sample, 1.0
-        batch = cell.buffer.take({**dict.fromkeys(cell.buffer.rules, 1.0), "size": 1}).batch
+        batch = cell.buffer.take(any_outcome(cell.buffer)).batch
         inputs = NetInputs(batch.observation, batch.reward, batch.previous_action, batch.start)
         with torch.no_grad():
             q, _ = net(inputs, batch.core_state)

@@ -1,4 +1,4 @@
-"""`layout: replay` over real MPI: two learners are stopped, and one or two go on."""
+"""`layout: replay` over real MPI: two learners are stopped or killed, and one or two go on."""
 
 import json
 import signal
@@ -6,6 +6,7 @@ import signal
 import pytest
 import yaml
 
+from hpcrl.checkpoint import load_latest
 from hpcrl.metrics import read_metrics
 from tests.job_runner import TrainingJob, run_to_end, status_of
 
@@ -35,9 +36,56 @@ def test_a_stopped_run_goes_on_with_its_replay_on_one_or_two_learners(tmp_path, 
         job.signal(signal.SIGTERM)
         assert job.finish() == 75
     at_stop = status_of(run_dir)["counters"]
-    files = list((run_dir / "replay").glob("step-*/shard-*.replay"))
+    assert stored_unrolls(run_dir) == set_of(run_dir)["unrolls"]
+    assert set_of(run_dir)["learner_steps"] == at_stop["learner_steps"]
+    go_on(path, run_dir, at_stop, learners)
+
+
+@pytest.mark.parametrize(("learners", "kind"), [(1, "shared"), (2, "shared"), (2, "node_local")])
+def test_a_killed_run_goes_on_with_the_replay_of_its_last_whole_set(
+    tmp_path, monkeypatch, learners, kind
+):
+    run_dir, path, local = tmp_path / "run", tmp_path / "job.yaml", tmp_path / "local"
+    local.mkdir()
+    monkeypatch.setenv("TMPDIR", str(local))
+    config = {**CONFIG, "run": {"dir": str(run_dir)}}
+    config["checkpoint"] = {"every_s": 1.0, "replay": kind}
+    path.write_text(yaml.safe_dump(config))
+    with TrainingJob(path) as job:
+        job.wait_until(lambda: _has_later_set(run_dir), "a set after the first")
+        job.kill()
+    shard_set = set_of(run_dir)
+    folder = run_dir / "replay" if kind == "shared" else next(local.glob("hpcrl-*"))
+    assert stored_unrolls(folder, shard_set["learner_steps"]) == shard_set["unrolls"]
+    checkpoint = load_latest(run_dir)
+    # The replay is of the checkpoint or of one before, never of a later one.
+    assert 0 < shard_set["learner_steps"] <= checkpoint.step
+    go_on(path, run_dir, checkpoint.state["counters"], learners)
+
+
+def _has_later_set(run_dir):
+    sets = list((run_dir / "replay").glob("step-*.json"))
+    first = run_dir / "first"
+    if sets and not first.exists():
+        first.write_text(sets[0].name)
+    return bool(sets) and sets[-1].name != first.read_text()
+
+
+def set_of(run_dir):
+    """The newest record of a set of shards."""
+    return json.loads(max((run_dir / "replay").glob("step-*.json")).read_text())
+
+
+def stored_unrolls(folder, step=None):
+    name = "step-*" if step is None else f"step-{step:012d}"
+    files = list(folder.rglob(f"{name}/shard-*.replay"))
     assert len(files) == 2
-    stored = [int(_header(file)["num_unrolls"]) for file in files]
+    return sum(int(_header(file)["num_unrolls"]) for file in files)
+
+
+def go_on(path, run_dir, at_stop, learners):
+    """Resume; counters go on from `at_stop`, and the replay is that of the newest set."""
+    stored = set_of(run_dir)["unrolls"]
     code, output = run_to_end(
         path,
         "--stop.agent_steps",
@@ -51,7 +99,7 @@ def test_a_stopped_run_goes_on_with_its_replay_on_one_or_two_learners(tmp_path, 
     restored = [line for line in output.splitlines() if ": restored " in line]
     assert len(restored) == learners
     numbers = [int(line.split("restored ")[1].split()[0].replace(",", "")) for line in restored]
-    assert sum(numbers) == sum(stored)
+    assert sum(numbers) == stored
     counters = status_of(run_dir)["counters"]
     assert counters["learner_steps"] > at_stop["learner_steps"]
     assert counters["agent_steps"] >= at_stop["agent_steps"] + 2000

@@ -1,37 +1,32 @@
-"""Replay shards on disk, and their redistribution over another number of shards.
+"""Replay shards read back from disk, and redistributed over another number of shards.
 
-A file is a magic line, the length of a JSON header (uint64), the header, one frame per
-unroll (oldest first) and an end mark. A frame is the payload's length (uint64), its CRC-32
-(uint32) and the payload: one packed record whose fields the header lists with dtype and
-shape, compressed with the codec that the header names. All numbers are little endian.
-Nothing is pickled, so a file cannot run code.
+See `shard_writer` for the format.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-import os
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcrl.replay.compression import make_codec
 from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.records import ReplayUnroll
+from hpcrl.replay.shard_writer import (
+    END_MARK,
+    FRAME,
+    LENGTH,
+    MAGIC,
+    SCHEMA_VERSION,
+    record_dtype,
+)
 from hpcrl.replay.storage import ReplayShard
 
-MAGIC = b"hpcrl-replay\n"
-SCHEMA_VERSION = 1
-END_MARK = b"end\n"
-_LENGTH = struct.Struct("<Q")
-_FRAME = struct.Struct("<QI")
 _MAX_HEADER_BYTES = 1 << 24
 
 
@@ -56,27 +51,6 @@ class LoadReport:
     items: int
     other_unrolls: int
     errors: tuple[str, ...]
-
-
-def save_shard(shard: ReplayShard, path: Path) -> int:
-    """Write a shard atomically (temporary file, fsync, rename); return the file's bytes."""
-    partial = path.with_name(path.name + ".part")
-    record = np.zeros((), _record_dtype(shard.layout))
-    packed = record.reshape(1).view(np.uint8).data
-    codec = make_codec(shard.compression)
-    with open(partial, "wb") as file:
-        _write_header(file, shard, record.dtype)
-        for unroll in shard.unrolls():
-            _fill_record(record, unroll)
-            payload = packed if codec is None else codec.compress(packed)
-            file.write(_FRAME.pack(len(payload), zlib.crc32(payload)))
-            file.write(payload)
-        file.write(END_MARK)
-        file.flush()
-        os.fsync(file.fileno())
-        num_bytes = file.tell()
-    os.replace(partial, path)
-    return num_bytes
 
 
 class ShardFile:
@@ -113,7 +87,7 @@ class ShardFile:
         """
         for position in range(self.num_unrolls):
             where = f"unroll {position} of {self.num_unrolls}"
-            length, crc = _FRAME.unpack(self._read(_FRAME.size, where))
+            length, crc = FRAME.unpack(self._read(FRAME.size, where))
             if length > 2 * self._dtype.itemsize + 1024:
                 raise ReplayFileError(f"{self.path}: damaged at {where}")
             payload = self._read(length, where)
@@ -128,7 +102,7 @@ class ShardFile:
     def _read_header(self) -> None:
         if self._read(len(MAGIC), "the header") != MAGIC:
             raise ReplayFileError(f"{self.path}: not a replay file")
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, "the header"))
+        (length,) = LENGTH.unpack(self._read(LENGTH.size, "the header"))
         if length > _MAX_HEADER_BYTES:
             raise ReplayFileError(f"{self.path}: damaged header")
         data = self._read(length, "the header")
@@ -144,7 +118,7 @@ class ShardFile:
             self.oldest_serial = int(header["oldest_serial"])
             self.capacity_unrolls = int(header["capacity_unrolls"])
             self._codec = make_codec(header["compression"])
-            self._dtype = _record_dtype(self.layout)
+            self._dtype = record_dtype(self.layout)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ReplayFileError(f"{self.path}: damaged header ({error})") from error
 
@@ -225,51 +199,6 @@ def _by_age(file: ShardFile, errors: list[str]) -> Iterator[tuple[int, ReplayUnr
             restored += 1
     except ReplayFileError as error:
         errors.append(f"{error}; its first {restored} of {file.num_unrolls} unrolls were read")
-
-
-def _record_dtype(layout: ReplayLayout) -> np.dtype[Any]:
-    num_items = layout.items_per_unroll
-    fields: list[tuple[str, str, tuple[int, ...]]] = [
-        ("stream_id", "<i8", ()),
-        ("run_id", "<i8", ()),
-        ("unroll_index", "<i8", ()),
-        ("priorities", "<f8", (num_items,)),
-        ("eligible", "|b1", (num_items,)),
-    ]
-    groups = (("row", layout.rows, layout.unroll_length + 1), ("item", layout.items, num_items))
-    for kind, specs, length in groups:
-        for path, spec in specs.items():
-            dtype = np.dtype(spec.dtype).newbyteorder("<").str
-            fields.append((f"{kind}:{path}", dtype, (length, *spec.shape)))
-    return np.dtype(fields)
-
-
-def _write_header(file: BinaryIO, shard: ReplayShard, dtype: np.dtype[Any]) -> None:
-    header = {
-        "schema_version": SCHEMA_VERSION,
-        "layout": shard.layout.to_json(),
-        "num_unrolls": shard.num_unrolls,
-        "oldest_serial": shard.oldest_serial,
-        "capacity_unrolls": shard.capacity_unrolls,
-        "compression": shard.compression,
-        "fields": [
-            [name, dtype[name].base.str, list(dtype[name].shape)] for name in dtype.names or ()
-        ],
-    }
-    data = json.dumps(header).encode()
-    file.write(MAGIC + _LENGTH.pack(len(data)) + data)
-
-
-def _fill_record(record: NDArray[np.void], unroll: ReplayUnroll) -> None:
-    record["stream_id"] = unroll.stream_id
-    record["run_id"] = unroll.run_id
-    record["unroll_index"] = unroll.unroll_index
-    record["priorities"] = unroll.priorities
-    record["eligible"] = True if unroll.eligible is None else unroll.eligible
-    for path, rows in unroll.rows.items():
-        record[f"row:{path}"] = rows
-    for path, items in unroll.items.items():
-        record[f"item:{path}"] = items
 
 
 def _unroll_of(record: np.void, layout: ReplayLayout) -> ReplayUnroll:

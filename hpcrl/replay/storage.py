@@ -210,29 +210,41 @@ class ReplayShard:
         """Number of the oldest stored unroll, counted from the first ever added."""
         return self._ring.oldest_serial
 
+    @property
+    def next_serial(self) -> int:
+        """Number of the next unroll to be added."""
+        return self._ring.next_serial
+
     def unrolls(self) -> Iterator[ReplayUnroll]:
-        """Iterate over the stored unrolls, oldest first, ready to be added elsewhere.
+        """Iterate over the stored unrolls, oldest first; see `unroll`."""
+        for serial in range(self.oldest_serial, self.next_serial):
+            yield self.unroll(serial)
+
+    def unroll(self, serial: int) -> ReplayUnroll:
+        """Return a stored unroll by its number, ready to be added elsewhere.
 
         Items that can no longer be sampled come with `eligible` false. The arrays may be
         views: use them before the shard changes.
         """
+        if not self.oldest_serial <= serial < self.next_serial:
+            raise ValueError(f"unroll {serial} is not stored")
         ring = self._ring
         per_item = self.layout.items_per_unroll
-        for block in ring.live_blocks():
-            slots = block * per_item + np.arange(per_item)
-            bootstrap = int(ring.bootstrap_row[block])
-            yield ReplayUnroll(
-                stream_id=int(ring.stream_id[block]),
-                run_id=int(ring.run_id[block]),
-                unroll_index=int(ring.unroll_index[block]),
-                rows={
-                    path: _with_last(store, int(block), bootstrap if bootstrap >= 0 else None)
-                    for path, store in self._rows.items()
-                },
-                items={path: array[slots] for path, array in self._items.items()},
-                priorities=self._sampler.priority(slots),
-                eligible=self._sampler.is_live(slots),
-            )
+        block = serial % self.capacity_unrolls
+        slots = block * per_item + np.arange(per_item)
+        bootstrap = int(ring.bootstrap_row[block])
+        return ReplayUnroll(
+            stream_id=int(ring.stream_id[block]),
+            run_id=int(ring.run_id[block]),
+            unroll_index=int(ring.unroll_index[block]),
+            rows={
+                path: _with_last(store, block, bootstrap if bootstrap >= 0 else None)
+                for path, store in self._rows.items()
+            },
+            items={path: array[slots] for path, array in self._items.items()},
+            priorities=self._sampler.priority(slots),
+            eligible=self._sampler.is_live(slots),
+        )
 
     def check_valid(self) -> tuple[bool, str]:
         """Return whether every invariant holds, and if not, which one is broken."""

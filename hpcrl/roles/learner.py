@@ -12,7 +12,7 @@ import safetensors.numpy
 import torch
 
 from hpcrl import exit_codes
-from hpcrl.agreement import Agreement
+from hpcrl.agreement import Agreement, Rule
 from hpcrl.bookkeeping import Bookkeeper
 from hpcrl.brain import Brain
 from hpcrl.checkpoint import Checkpoint
@@ -100,7 +100,8 @@ class Learner:
         clients = topology.clients_of[job.rank] + topology.evaluators_of[job.rank]
         self.publisher = WeightsPublisher(link, clients, self.trainer.flat.value.numel())
         self.commands = CommandSender(link, clients)
-        self.votes = Agreement(group, {"stop": "max", **source.rules})
+        own: dict[str, Rule] = {"stop": "max", "checkpoint": "max", "checkpoint_open": "max"}
+        self.votes = Agreement(group, {**own, **source.rules})
         self.timer = StageTimer(LEARNER_STAGES)
         self.book: Bookkeeper | None = None
         if job.rank == job.root:
@@ -126,10 +127,11 @@ class Learner:
     def _restore(self, checkpoint: Checkpoint | None) -> None:
         """Continue from the root's checkpoint, which it alone has read."""
         tensors, state = b"", b""
+        is_root = self.job.rank == self.job.root
+        saved = self.source.saved(checkpoint.step if checkpoint else 0) if is_root else None
         if checkpoint is not None:
             tensors = safetensors.numpy.save(checkpoint.tensors)
-            state = json.dumps(checkpoint.state).encode()
-        is_root = self.job.rank == self.job.root
+            state = json.dumps({**checkpoint.state, "source": saved}).encode()
         state = self.group.broadcast(state if is_root else None, 0)
         tensors = self.group.broadcast(tensors if is_root else None, 0)
         if not state:
@@ -138,7 +140,26 @@ class Learner:
         self.trainer.load_state(safetensors.numpy.load(tensors))
         self.counters = Counters.from_dict(data["counters"])
         self.returns = RollingReturns.from_list(data["returns"])
-        self.source.restore(self.counters.learner_steps)
+        if data["source"] is not None:
+            self.source.restore(data["source"])
+
+    def vote(self, stop: Stop) -> None:
+        """Cast this learner's vote on what all do next."""
+        book = self.book
+        self.votes.start(
+            {
+                "stop": stop,
+                "checkpoint": book is not None and book.checkpoint_due(),
+                "checkpoint_open": book is not None and book.checkpoint_open,
+                **self.source.vote(),
+            }
+        )
+
+    def checkpoint(self) -> None:
+        """Begin to write a checkpoint beside training; all learners call it in the same step."""
+        if self.book:
+            self.book.checkpoint(self.state, {"restart": self.job.restart})
+        self.source.begin_save(self.counters.learner_steps)
 
     def serve(self) -> bool:
         """Do all that must go on while this rank waits; return whether unrolls arrived."""
@@ -181,17 +202,21 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
             vote = Stop.GOAL if goal else Stop.REQUEUE if stop_signal.reason else Stop.NO
             reason = goal or stop_signal.reason or reason
             if vote is not Stop.NO or source.ready():
-                learner.votes.start({"stop": vote, **source.vote()})
+                learner.vote(vote)
                 voted = True
         outcome = learner.votes.poll()
         if outcome is None:
             waiter.idle()
             timer.mark("wait")
             continue
-        waiter.progress()
         voted, stop = False, Stop(int(outcome["stop"]))
         if stop is not Stop.NO:
             break
+        if not source.agree(outcome, not outcome["checkpoint_open"]):
+            if source.ready():
+                waiter.progress()  # those that it waits for live
+            continue
+        waiter.progress()
         timer.mark("wait")
         taken = source.take(outcome)
         timer.mark("batch")
@@ -208,8 +233,8 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
         if book:
             book.note_step({**result.values, **taken.values})
             book.report_when_due(timer.seconds)
-            if book.checkpoint_due():
-                book.checkpoint(learner.state, {"restart": job.restart})
+        if outcome["checkpoint"]:
+            learner.checkpoint()
     _shut_down(learner, stop, reason)
     return Outcome(stop, reason)
 
@@ -246,7 +271,7 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
             book.poll()
 
     learner.commands.await_done(drain)
-    learner.source.save(learner.counters.learner_steps)
+    learner.source.save(learner.counters.learner_steps, learner.group)
     waiter = link.waiter(lambda: f"{link.label} waited for its last weights to leave")
     wait_until(learner.publisher.idle, waiter)
     learner.commands.send(Command.EXIT)
@@ -259,6 +284,6 @@ def close(learner: Learner, outcome: Outcome) -> None:
         state = "done" if outcome.stop is Stop.GOAL else "requeue"
         reason = outcome.reason or "another learner asked for it"
         learner.book.close(state, reason, learner.timer.seconds)
-    learner.source.close(learner.counters.learner_steps)
+    learner.source.close()
     learner.publisher.close()
     learner.commands.close()

@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from hpcrl.replay.files import ReplayFileError, ShardFile, load_shards, save_shard
+from hpcrl.replay.files import ReplayFileError, ShardFile, load_shards
+from hpcrl.replay.shard_writer import save_shard
 from hpcrl.replay.storage import ReplayShard
 from tests.replay.test_storage import assert_sample_is_right, identity_of
 from tests.replay.twins import counting_layout, counting_unroll
