@@ -106,11 +106,14 @@ class Trainer:
         for name, array in arrays.items():
             section, _, rest = name.partition(".")
             sections[section][rest] = torch.from_numpy(np.array(array))
+        for section, has in (("scaler", self.scaler), ("target", self._target)):
+            if bool(sections[section]) != (has is not None):
+                raise ValueError(_other_kind(section, bool(sections[section])))
         load_model(self.flat, sections["model"])
         self.optimizer.load_state_dict(sections["optimizer"])
         if self._target is not None:
             load_model(self._target_flat, sections["target"])
-        if self.scaler and sections["scaler"]:
+        if self.scaler:
             self.scaler.load_state_dict(sections["scaler"])
 
     def step(
@@ -233,6 +236,14 @@ def load_model(flat: FlatParameters, tensors: Mapping[str, torch.Tensor]) -> Non
         )
     for name, view in views.items():
         view.copy_(tensors[name])
+
+
+def _other_kind(section: str, has: bool) -> str:
+    """Say what a checkpoint with or without a loss scale or target network means."""
+    if section == "scaler":
+        was = "float16" if has else "a precision other than float16"
+        return f"the checkpoint was trained with learner.precision {was}, and this run is not"
+    return f"the checkpoint has {'a' if has else 'no'} target network: it is of another agent"
 
 
 def _explain(what: str, value: float, agent_steps: int) -> str:

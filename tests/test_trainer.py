@@ -241,6 +241,14 @@ def test_a_state_of_another_network_or_optimizer_is_refused():
     rmsprop = stage_of(optimizer={"name": "rmsprop"})
     with pytest.raises(ValueError, match="optimizer"):
         trainer_of(rmsprop).load_state(state)
+    with pytest.raises(ValueError, match=r"with learner.precision a precision other than float16"):
+        trainer_of(stage_of(precision="float16")).load_state(state)
+    scaled = trainer_of(stage_of(precision="float16")).state()
+    with pytest.raises(ValueError, match=r"with learner.precision float16, and this run is not"):
+        trainer_of(stage).load_state(scaled)
+    targeted = {**state, **{n.replace("model.", "target."): v for n, v in state.items()}}
+    with pytest.raises(ValueError, match="has a target network: it is of another agent"):
+        trainer_of(stage).load_state(targeted)
     flat = FlatParameters(other.brain.make_network(0))
     before = flat.value.clone()
     with pytest.raises(ValueError, match="of another network"):

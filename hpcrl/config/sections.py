@@ -241,10 +241,10 @@ class CheckpointConfig:
     keep: Positive = 3
     """Newest checkpoints kept."""
     replay: Literal["none", "node_local", "shared"] = "none"
-    """Whether the learners also write their replay shards when the run stops (not at periodic
-    checkpoints): shared, in the run directory; node_local, in `$TMPDIR` of each node, for a
-    job that comes back to the same nodes. A run that goes on from that checkpoint, with any
-    number of learners, need not fill its replay again."""
+    """Whether each checkpoint also keeps the replay, written beside training: shared, in the
+    run directory; node_local, in `$TMPDIR` of each node, for a job that comes back to the same
+    nodes (and a `$TMPDIR` that outlives it). The disk holds up to two sets of shards. A run
+    that goes on, with any number of learners, takes the newest whole set up to its checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

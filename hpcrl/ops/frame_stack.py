@@ -26,7 +26,7 @@ def stack_frames(frames: Array, prefix: Array, start: Array) -> Array:
     Args:
       frames: `[T+1, B, *]`, one frame per row.
       prefix: `[K-1, B, *]`, the frames before row 0, oldest first, zero where they are not
-        of the episode of the row before row 0 (see `FrameStacker.prefix`).
+        of the episode of the row before row 0: all but the oldest of that row's stack.
       start: `<bool>[T+1, B]`, the row is the first of an episode.
 
     Returns:
@@ -106,18 +106,6 @@ class FrameStacker:
         stacks[:, -1] = frames
         self._stacks[-1, rows] = frames
         return stacks
-
-    def prefix(self, rows: NDArray[np.integer]) -> Array:
-        """Return the frames before an unroll whose row 0 has NOT been pushed yet.
-
-        Args:
-          rows: `<int>[n]`.
-
-        Returns:
-          `[n, K-1, *]`, oldest first, not a view of the stacker. `stack_frames` wants the
-          first two axes exchanged.
-        """
-        return np.moveaxis(self._stacks[1:, rows], 0, 1)
 
     def rewind(self, rows: NDArray[np.integer], prefix: Array) -> None:
         """Return to the frames before a push, which must follow again.
