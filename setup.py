@@ -58,7 +58,7 @@ setup(
     packages=find_packages(
         include=["hpcrl", "hpcrl.*", "env_wrappers", "env_wrappers.*", "analysis", "analysis.*"]
     ),
-    package_data={"hpcrl": ["data/*.csv"]},
+    package_data={"hpcrl": ["data/*.csv"], "env_wrappers": ["examples/*.c"]},
     install_requires=[
         "click>=8.1",
         "gymnasium>=1.1",

@@ -15,6 +15,7 @@ from env_wrappers.errors import EnvError
 
 _FAMILIES = {
     "atari": "env_wrappers.atari",
+    "external": "env_wrappers.external",
     "gym": "env_wrappers.gymnasium_ids",
     "synthetic": "env_wrappers.synthetic",
 }

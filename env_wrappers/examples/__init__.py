@@ -1,0 +1,1 @@
+"""Simulators that hpcrl doesn't know: programs that speak the protocol of `external:`."""
