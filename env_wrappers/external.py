@@ -89,6 +89,7 @@ class ExternalBatch(EnvBatch):
         self._seeds = [seed + 1 for seed in seeds]  # 0 means to go on
         self._programs: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self._pids: list[int] = []
         try:
             hello = self._meet(options)
             observation = _space(hello, "observation")
@@ -198,8 +199,12 @@ class ExternalBatch(EnvBatch):
         return reward, bool(terminated), bool(truncated)
 
     def _broken(self, row: int, what: str) -> EnvError:
-        program = f", exit code {self._programs[row].poll()}" if self._programs else ""
-        return EnvError(f"{self._name}: simulator {row}: {what}{program}")
+        # Programs connect in any order; one behind a shell is none of those started here.
+        found = [program for program in self._programs if program.pid == self._pids[row]]
+        for program in found:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                what += f", exit code {program.wait(0.2)}"
+        return EnvError(f"{self._name}: simulator {row}: {what}")
 
     def _meet(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Listen until every simulator has said who it is; return the spaces."""
@@ -270,6 +275,7 @@ class ExternalBatch(EnvBatch):
             connection.settimeout(self._timeout_s)
             first = hello
             self._connections.append(connection)
+            self._pids.append(_peer_pid(connection))
         return first
 
     def _check_patience(
@@ -288,6 +294,13 @@ class ExternalBatch(EnvBatch):
         raise EnvError(
             f"{self._name}: {came} of {self.num_envs} simulators connected to {path}{waited}{why}"
         )
+
+
+def _peer_pid(connection: socket.socket) -> int:
+    """The process at the other end."""
+    credentials = struct.Struct("3i")
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    return int(credentials.unpack(data)[0])
 
 
 def _new_token(folder: str) -> str:

@@ -250,8 +250,8 @@ def test_an_end_that_is_both_is_a_termination(tmp_path, token_file):
 def test_a_simulator_that_dies_is_named_with_its_exit_code(pole_c):
     batch = external(2, command=pole_c)
     batch.reset()
-    batch._programs[1].kill()
-    batch._programs[1].wait()
+    last = batch._pids[1]
+    next(program for program in batch._programs if program.pid == last).kill()
     with pytest.raises(EnvError, match=r"simulator 1: .*exit code -9"):
         batch.step(np.zeros((2, 1), np.int32))
     batch.close()
