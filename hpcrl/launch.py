@@ -15,7 +15,7 @@ from hpcrl.checkpoint import Checkpoint, CheckpointError
 from hpcrl.config.load import ConfigError, config_hash, parse_config, to_dict, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.job import Job, Seat
-from hpcrl.layouts import check_paced_batch, placement_of
+from hpcrl.layouts import check_paced_batch, check_training_envs, placement_of
 from hpcrl.link import Group, Link
 from hpcrl.node_facts import choose_threads, node_facts
 from hpcrl.plan_numbers import derived_numbers
@@ -167,13 +167,14 @@ def check_shares(config: Config, topology: Topology) -> None:
             f"learner.micro_batches {parts} is more than the {share} unrolls of each learner's "
             f"batch ({unrolls} / {learners} learners): a part would be empty"
         )
-    if 0 < queue < share:
+    if 0 < queue < share and config.layout != "replay":
         raise ConfigError(
             f"learner.queue_unrolls {queue} is less than the {share} unrolls of each learner's "
             f"batch ({unrolls} / {learners} learners): a batch would never be complete"
         )
     try:
         check_paced_batch(config, topology)
+        check_training_envs(config, topology)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -119,3 +119,24 @@ def check_paced_batch(config: Config, topology: Topology) -> None:
                 f"{share} {config.agent.minibatch_over}, fewer than learner.micro_batches "
                 f"{config.learner.micro_batches}"
             )
+
+
+def check_training_envs(config: Config, topology: Topology) -> None:
+    """Check that some environment of each learner's cell trains: the last ids only measure.
+
+    Raises:
+      ValueError: a learner would never get an unroll.
+    """
+    measuring = getattr(config.agent, "evaluation_envs", 0)
+    per_actor = config.env.envs_per_actor
+    acting_ranks = topology.ranks_of("actor") + topology.ranks_of("worker")
+    training = len(acting_ranks) * per_actor - measuring
+    first_id = {rank: topology.index_of_role[rank] * per_actor for rank in acting_ranks}
+    fed = {topology.cell_of[rank] for rank, first in first_id.items() if first < training}
+    starved = [cell for cell in range(len(topology.learner_ranks)) if cell not in fed]
+    if measuring and starved:
+        raise ValueError(
+            f"agent.evaluation_envs {measuring} leaves {max(training, 0)} of "
+            f"{len(acting_ranks) * per_actor} environments for training, and none for "
+            f"learner {', '.join(map(str, starved))}: set fewer, or more actors"
+        )

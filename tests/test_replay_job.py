@@ -179,6 +179,12 @@ def test_an_agent_in_a_layout_that_is_not_its_own_is_refused(tmp_path):
         ({"env": {"options": {"action_size": 2}}}, "need one discrete choice"),
         ({"replay": {"capacity_unrolls": 30, "min_size_unrolls": 29}}, "would never start"),
         ({"agent": AGENTS["apex"]}, "network.core lstm: agent apex"),
+        ({"agent": {**AGENTS["r2d2"], "evaluation_envs": 12}}, "leaves 0 of 12 environments"),
+        # The third actor alone feeds the second learner, and all of its environments measure.
+        (
+            {"agent": {**AGENTS["r2d2"], "evaluation_envs": 8}, "learners": 2},
+            "leaves 4 of 12 environments for training, and none for learner 1",
+        ),
     ],
 )
 def test_what_can_not_work_is_refused_before_the_first_step(
