@@ -264,6 +264,35 @@ def test_the_replay_ratio_is_held_exactly_and_neither_side_waits_for_ever(ratio)
     assert steps == int((stored - 1) * ratio / BATCH)
 
 
+def test_nothing_is_drawn_before_every_shard_is_full_enough():
+    """A learner that still fills votes now and then, so that the others don't give it up."""
+    stages = [acted("terminating", learners=2, batch=2 * BATCH, steps=60) for _ in range(2)]
+    full, filling = (Cell(stage, learner) for learner, stage in enumerate(stages))
+    buffers = [full.buffer, filling.buffer]
+    full.send(stages[0].unrolls)
+    full.buffer._credit = 100.0
+    assert full.buffer.ready()
+    assert filling.buffer.ready()  # the first sign
+    agreed = agree(full.buffer, [b.vote() for b in buffers])
+    assert not any(b.agree(agreed, True) for b in buffers)
+    assert full.buffer.ready()
+    assert not filling.buffer.ready()
+    filling.buffer._next_sign_s = 0.0
+    assert filling.buffer.ready()
+    filling.send(stages[1].unrolls)
+    agreed = agree(full.buffer, [b.vote() for b in buffers])
+    # This vote was without a batch, the next one is with one.
+    assert not any(b.agree(agreed, True) for b in buffers)
+    assert all(b.shard.counters.sampled_items == 0 for b in buffers)
+    filling.buffer._credit = 0.0
+    assert full.buffer.ready()
+    assert not filling.buffer.ready()
+    filling.buffer._credit = float(BATCH)
+    agreed = agree(full.buffer, [b.vote() for b in buffers])
+    assert all(b.agree(agreed, True) for b in buffers)
+    assert all(b.take(agreed).batch.reward.shape[1] == BATCH for b in buffers)
+
+
 def test_steps_stored_are_counted_once_and_evaluation_environments_store_nothing():
     stage = acted("truncating", steps=200, evaluation_envs=1)
     assert set(stage.views()["env_id"]) == {0, 1}

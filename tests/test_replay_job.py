@@ -70,12 +70,34 @@ def test_counters_ratio_and_shards_are_as_configured(tmp_path, monkeypatch, agen
         # Two of the job's 12 environments only measure.
         assert max(u.stream_id for u in shard.unrolls()) < 10
     record = read_metrics(Path(config.run.dir))[-2]
+    shares = [record.get(f"replay_shard_{i}_share") for i in range(2)]
+    assert shares == ([None] * 2 if learners == 1 else [0.5] * 2)
     assert record["replay_ratio"] == pytest.approx(0.75, rel=0.25)
     assert record["replay_least_shard_share"] == record["replay_most_shard_share"] == 1 / learners
     names = ("replay_age_unrolls", "priority_mean", "priority_max", "priority_age_draws", "weight")
     assert all(record[name] > 0 for name in names)
     assert record["exploring_mean_return_100"] > 0
     assert record["mean_return_100"] > 0
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.75, 7.3])
+def test_learners_with_unequal_cells_and_the_smallest_capacity_go_on(tmp_path, monkeypatch, ratio):
+    """Four learners; the first feeds on two actors, the last on one whose half only measures."""
+    replay = {"capacity_unrolls": 4 * (8 + 5 + 2), "min_size_unrolls": 20, "ratio": ratio}
+    config = replay_config(
+        tmp_path, learners=4, inference=4, actors=5, replay=replay, stop={"agent_steps": 1500}
+    )
+    run, buffers = run_job(monkeypatch, config)
+    assert run.codes == [DONE] * world_size(config)
+    assert len({b.shard.num_unrolls for b in buffers}) == 1  # all are full
+    record = read_metrics(Path(config.run.dir))[-1]
+    assert sum(record[f"replay_shard_{i}_share"] for i in range(4)) == pytest.approx(1.0)
+    assert all(record[f"replay_shard_{i}_age_unrolls"] > 0 for i in range(4))
+    assert 0 < record["weight_smallest"] <= 1
+    assert 0 <= record["replay_acting_held"] <= 1
+    for buffer in buffers:
+        earned = buffer._earning_unrolls * ratio
+        assert earned - 2 * 2 - ratio <= buffer.shard.counters.sampled_items <= earned
 
 
 def test_the_target_network_follows_every_few_steps_and_is_checkpointed(tmp_path, monkeypatch):
