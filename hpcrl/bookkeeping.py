@@ -164,15 +164,15 @@ class Bookkeeper:
         values |= self._rates(stages)
         values["checkpoint_copy_s"] = self.checkpoint_copy_s
         values["checkpoint_write_s"] = self._writer.write_s
-        self._check_lead()
+        self._check_lead(self._writer.write_s + (values.get("replay_write_s") or 0.0))
         evaluated = self._rounds.take()
         self._evaluated = evaluated or self._evaluated
         record = self._metrics.write(self.counters, {**values, **evaluated})
         self.progress.update({**self._evaluated, **record})
 
-    def _check_lead(self) -> None:
+    def _check_lead(self, checkpoint_s: float) -> None:
         """Warn once when the measured checkpoint leaves too little time before the deadline."""
-        problem = lead_problem(self._config.run.deadline_lead_s, self._writer.write_s)
+        problem = lead_problem(self._config.run.deadline_lead_s, checkpoint_s)
         if problem and not self._lead_warned:
             self._lead_warned = True
             log.warning(problem)

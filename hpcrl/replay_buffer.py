@@ -278,6 +278,7 @@ class ReplayBuffer:
             "replay_least_shard_share": min(sampled) / total,
             "replay_most_shard_share": max(sampled) / total,
             "weight_smallest": agreed["smallest_weight"] / agreed["largest_weight"],
+            "replay_write_s": self._files.write_s,
             "priority_mean": stats.mean_priority,
             "priority_max": stats.max_priority,
             "priority_age_draws": agreed["priority_age"] / self._num_shards,

@@ -63,7 +63,11 @@ class ShardSet:
 
 
 class ReplayCheckpoint:
-    """One learner's access to the shard files of a run."""
+    """One learner's access to the shard files of a run.
+
+    Attributes:
+      write_s: seconds that the last finished write took, beside training.
+    """
 
     def __init__(self, seat: Seat):
         """Remove what killed writers left; nobody writes before all learners are here."""
@@ -85,6 +89,7 @@ class ReplayCheckpoint:
         self._steps = 0
         self._recorded = False
         self._kept_steps = -1
+        self.write_s = 0.0
         if self._kind != "none":
             self._remove_all_but([shard_set.learner_steps for shard_set in self._sets()])
 
@@ -184,6 +189,7 @@ class ReplayCheckpoint:
         atomic_write(path, json_text(asdict(shard_set), indent=2) + "\n")
 
     def _tell(self, write: BackgroundWrite) -> None:
+        self.write_s = write.write_s
         where = self._step_folder(self._steps)
         if write.error is not None:
             self._say(f"replay shard in {where} was not saved: {write.error}")

@@ -33,6 +33,7 @@ class LateNet:
                 return
             sender = ready[rng.integers(len(ready))]
             receivers, index = self.posted[sender.address].popleft()
+            assert (sender.buffer == sender.sent).all(), "a buffer was reused too early"
             receivers.buffers[index][: len(sender.buffer)] = sender.buffer
             self.arrived[id(receivers)].append(index)
             self.on_the_way.remove(sender)
@@ -95,6 +96,7 @@ class LateSender:
     def start(self):
         assert not self.in_flight, "started again while in flight"
         self.in_flight = True
+        self.sent = self.buffer.copy()
         self.net.on_the_way.append(self)
 
     def done(self):

@@ -194,9 +194,10 @@ def test_trap14_a_priority_for_an_evicted_item_never_lands_on_its_successor():
     buffer.take(agree(buffer, [buffer.vote()]))
     drawn = buffer._drawn
     buffer._credit = -1e9
-    cell.send(stage.unrolls[19:60])
+    cell.send(stage.unrolls[19:66])
     expected = buffer.shard.sampler.priority(np.arange(20))
     assert (buffer.shard.sampler.generation(drawn.slots) != drawn.generations).all()
+    assert buffer.shard.sampler.is_live(drawn.slots).all()  # there are successors to hit
     buffer.feedback(result(np.full(BATCH, 77.0)))
     np.testing.assert_array_equal(buffer.shard.sampler.priority(np.arange(20)), expected)
     assert buffer.shard.counters.stale_updates == len(drawn.slots)

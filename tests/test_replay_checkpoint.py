@@ -71,7 +71,7 @@ class Learners:
         return sorted(unroll for part in self.unrolls for unroll in part)
 
 
-def test_whatever_moment_it_is_killed_at_there_is_one_whole_set(tmp_path):
+def test_whatever_moment_it_is_killed_at_there_is_one_whole_set(tmp_path, monkeypatch):
     """A copy of the run directory is taken wherever the learners have just done something."""
     run_dir = tmp_path / "run"
     copies: list[Path] = []
@@ -83,6 +83,14 @@ def test_whatever_moment_it_is_killed_at_there_is_one_whole_set(tmp_path):
         shutil.copytree(run_dir, copy)
         copies.append(copy)
 
+    record = ReplayCheckpoint._record
+
+    def recorded(self, shard_set):
+        killed_here()
+        record(self, shard_set)
+        killed_here()
+
+    monkeypatch.setattr(ReplayCheckpoint, "_record", recorded)
     for learner_steps in (20, 30):
         for files, shard in zip(learners.files, learners.shards, strict=True):
             shard.add(counting_unroll(shard.layout, 9, 0, learner_steps // 10 - 2, [1.0]))

@@ -41,12 +41,14 @@ class BackgroundWrite:
       num_bytes: of the file, once finished.
       num_unrolls: written so far.
       missed_unrolls: given up before they were copied.
+      write_s: seconds from the beginning to the end.
       error: why there is no file, or None.
     """
 
     def __init__(self, shard: ReplayShard, path: Path) -> None:
         """Begin; nothing is copied yet."""
         self.num_bytes = self.num_unrolls = self.missed_unrolls = 0
+        self.write_s = 0.0
         self.error: str | None = None
         self._shard, self._path = shard, path
         self._dtype = record_dtype(shard.layout)
@@ -105,6 +107,7 @@ class BackgroundWrite:
             self._chunk, self._filled = np.zeros(self._chunk_shape, self._dtype), 0
 
     def _write(self) -> None:
+        begin_s = time.monotonic()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with ShardWriter(self._shard, self._path) as writer:
@@ -119,3 +122,5 @@ class BackgroundWrite:
                 self.num_bytes = writer.finish(self._end)
         except Exception as error:  # handed to the owner
             self.error = getattr(error, "strerror", None) or repr(error)
+        finally:
+            self.write_s = time.monotonic() - begin_s

@@ -197,3 +197,13 @@ def test_saving_leaves_no_partial_file_and_replaces_the_old_one(tmp_path):
     save_shard(fill(make_shard(3), (0,), 2), path)
     assert [p.name for p in tmp_path.iterdir()] == ["shard"]
     assert load_shards([path], make_shard(3)).items == 2
+
+
+def test_an_item_that_was_never_to_be_drawn_stays_so(tmp_path):
+    shard = fill(make_shard(), (0,), 3)
+    shard.add(counting_unroll(shard.layout, 0, 0, 3)._replace(eligible=np.array([False])))
+    save_shard(shard, tmp_path / "a")
+    restored = make_shard()
+    assert load_shards([tmp_path / "a"], restored).restored_unrolls == 4
+    assert restored.size == shard.size == 3
+    assert identities(restored) == identities(shard)
