@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcrl.config.load import (
@@ -252,6 +252,7 @@ OPTION_VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1), OPTION_VALUES, max_size=4))
 def test_a_written_configuration_reads_back_equal(options):
     config = parse_config({"env": {"options": options}, "stop": {"mean_return": -1e-7}})
