@@ -27,7 +27,11 @@ def registered_families() -> tuple[str, ...]:
 
 
 def make(
-    name: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any] | None = None
+    name: str,
+    num_envs: int,
+    seeds: Sequence[int],
+    options: Mapping[str, Any] | None = None,
+    communicator: Any = None,
 ) -> EnvBatch:
     """Make a batch of environments.
 
@@ -38,6 +42,8 @@ def make(
       seeds: one non-negative number for each environment. The same seeds give the same
         episodes; later episodes go on with the environment's own random stream.
       options: of the family, see `DEFAULTS` in its module.
+      communicator: of the ranks that step these environments together, for the user's own
+        function; None: this process steps them by itself.
 
     Raises:
       EnvError: the name, an option or a space cannot work; the message says what can.
@@ -56,12 +62,18 @@ def make(
             f"{', '.join(_FAMILIES)}, or MODULE:FUNCTION"
         )
     if family in _FAMILIES:
+        if communicator is not None:
+            raise EnvError(
+                f"{name} runs in one process, and env.ranks_per_env asks for several: set it to 1, "
+                "or name a function of your own that takes a communicator"
+            )
         module = importlib.import_module(_FAMILIES[family])
         batch: EnvBatch = module.make(name, target, num_envs, seeds, options or {})
         return batch
     from env_wrappers import user_function
 
-    return user_function.make(name, num_envs, seeds, options or {}, registered_families())
+    families = registered_families()
+    return user_function.make(name, num_envs, seeds, options or {}, families, communicator)
 
 
 def describe(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:

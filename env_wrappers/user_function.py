@@ -28,10 +28,12 @@ def make(
     seeds: Sequence[int],
     options: Mapping[str, Any],
     families: Sequence[str] = (),
+    communicator: Any = None,
 ) -> EnvBatch:
     """Call `function(**options)` for a `gymnasium.Env` or a vector environment.
 
-    A function that takes `num_envs` gets it. A single environment is made anew for each of the
+    A function that takes `num_envs` gets it, one that takes `communicator` the MPI communicator of
+    the ranks that call it together. A single environment is made anew for each of the
     batch. The working directory is searched for the module last.
 
     Args:
@@ -40,6 +42,7 @@ def make(
       seeds: one for each environment.
       options: arguments of the function, and `DEFAULTS`.
       families: names that might have been meant instead of a module's.
+      communicator: of the ranks that step these environments together; None: no other rank does.
 
     Raises:
       EnvError: no such module or function, options that it doesn't take, or a result that is
@@ -51,9 +54,10 @@ def make(
     kwargs = {k: v for k, v in options.items() if k not in own}
     resolved = resolve_options(name, own, DEFAULTS)
     check_range(name, resolved, "frame_stack", 1)
-    _check_kwargs(name, build, kwargs)
-    if "num_envs" in parameters:
-        kwargs["num_envs"] = num_envs
+    filled = {"num_envs": num_envs} if "num_envs" in parameters else {}
+    filled |= _communicator_argument(name, parameters, communicator)
+    _check_kwargs(name, build, kwargs, filled)
+    kwargs |= filled
     first = build(**kwargs)
     if isinstance(first, gymnasium.vector.VectorEnv):
         if first.num_envs != num_envs:
@@ -98,20 +102,44 @@ def _load(name: str, families: Sequence[str]) -> Callable[..., Any]:
     return build
 
 
-def _check_kwargs(name: str, build: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise EnvError unless the function takes exactly these options (and num_envs)."""
-    if "num_envs" in kwargs:
-        raise EnvError(f"{name}: num_envs is not an option, it follows from the actor's settings")
+def _communicator_argument(
+    name: str, parameters: Mapping[str, inspect.Parameter], communicator: Any
+) -> dict[str, Any]:
+    parameter = parameters.get("communicator")
+    if communicator is not None:
+        if parameter is None:
+            raise EnvError(
+                f"{name} takes no `communicator`, and env.ranks_per_env has several ranks for each "
+                "environment: each of them would step one of its own; set it to 1"
+            )
+        return {"communicator": communicator}
+    if parameter is not None and parameter.default is inspect.Parameter.empty:
+        raise EnvError(
+            f"{name} needs a communicator: set env.ranks_per_env to 2 or more, or give the "
+            "parameter a default for a process by itself"
+        )
+    return {}
+
+
+def _check_kwargs(
+    name: str, build: Callable[..., Any], kwargs: Mapping[str, Any], filled: Mapping[str, Any]
+) -> None:
+    """Raise EnvError unless the function takes exactly these options and what is filled in."""
+    for key, reason in (
+        ("num_envs", "it follows from the actor's settings"),
+        ("communicator", "it follows from env.ranks_per_env"),
+    ):
+        if key in kwargs:
+            raise EnvError(f"{name}: {key} is not an option, {reason}")
     signature = inspect.signature(build)
     kinds = [parameter.kind for parameter in signature.parameters.values()]
-    known = [key for key in signature.parameters if key != "num_envs"]
+    known = [key for key in signature.parameters if key not in ("num_envs", "communicator")]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         for key in kwargs:
             if key not in known:
                 hint = suggestion(key, known) or f"; it takes: {', '.join(known) or 'none'}"
                 raise EnvError(f"{name} has no option {key!r}{hint}")
     try:
-        filled = {"num_envs": 1} if "num_envs" in signature.parameters else {}
         signature.bind(**kwargs, **filled)
     except TypeError as error:
         raise EnvError(f"{name} cannot be called with its options: {error}") from error

@@ -14,6 +14,7 @@ def make_batch(
     num_envs: int,
     seeds: Sequence[int],
     options: Mapping[str, Any] | None = None,
+    communicator: Any = None,
 ) -> EnvBatch:
     """Make a batch of the configured environment.
 
@@ -22,13 +23,18 @@ def make_batch(
       num_envs: E.
       seeds: one for each environment.
       options: instead of `config.options`.
+      communicator: of the ranks that step the environments together; None: this process alone.
 
     Raises:
       EnvError: it can't be made.
     """
     options = config.options if options is None else options
     if config.isolation == "none":
-        return make(config.name, num_envs, seeds, options)
+        if config.ranks_per_env > 1 and communicator is None:
+            from hpcrl.transport import alone
+
+            communicator = alone()
+        return make(config.name, num_envs, seeds, options, communicator)
     isolation = Isolation(
         config.python, config.step_timeout_s, config.start_timeout_s, config.max_restarts_per_hour
     )

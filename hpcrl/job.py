@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hpcrl.config.root import Config
 from hpcrl.link import Group, Link
 from hpcrl.slots import Client
 from hpcrl.specs import ArraySpec, EnvSpec
+from hpcrl.team import Team
 from hpcrl.topology import Topology
 from hpcrl.wire import Layout, unroll_layout
 
@@ -78,6 +79,7 @@ class Seat:
       world: the group of all ranks.
       run_dir: the run directory; only the root learner writes there, but for logs.
       restart: 0 on the first start, then one more on every resume.
+      team: the ranks that step environments with this one; None where each steps its own.
     """
 
     config: Config
@@ -86,6 +88,7 @@ class Seat:
     world: Group
     run_dir: Path
     restart: int
+    team: Team | None = field(default=None, kw_only=True)
 
     @property
     def rank(self) -> int:

@@ -34,6 +34,7 @@ from hpcrl.startup import (
     gather_json,
 )
 from hpcrl.stopping import StopSignal
+from hpcrl.team import Team
 from hpcrl.timing import choose_wait_policy
 from hpcrl.topology import RoleDemand, Topology, TopologyError, node_map, plan_topology
 from hpcrl.wire import digest, reply_layout, step_layout
@@ -41,7 +42,11 @@ from hpcrl.wire import digest, reply_layout, step_layout
 
 def demand_of(config: Config) -> RoleDemand:
     """What the layout asks of the topology."""
-    return RoleDemand(placement_of(config), batch_unrolls=config.learner.batch_unrolls)
+    return RoleDemand(
+        placement_of(config),
+        batch_unrolls=config.learner.batch_unrolls,
+        ranks_per_env=config.env.ranks_per_env,
+    )
 
 
 class Start(NamedTuple):
@@ -137,7 +142,11 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
     )
     root = topology.root_learner
     shared = broadcast_json(world, opened and [str(opened.run_dir.path), opened.restart], root)
-    seat = Seat(config, topology, link, world, Path(shared[0]), shared[1])
+    team = link.team(sorted(set(topology.team_of.values()))) if topology.team_of else None
+    seat = Seat(
+        *(config, topology, link, world, Path(shared[0]), shared[1]),
+        team=Team(team) if team else None,
+    )
     log_to(seat.run_dir, link.rank, seat.restart)
     return Start(seat, signal, opened.checkpoint if opened else None, labels)
 
@@ -201,8 +210,8 @@ def _prepare(start: Start) -> Callable[[], int]:
     """Build this rank's part; environments and networks are built side by side."""
     seat = start.seat
     role = seat.topology.role_of[seat.rank]
-    if role == "actor":
-        return _prepare_actor(start)
+    if role in ("actor", "follower"):
+        return _prepare_actor(start, role)
     return _prepare_torch_role(start, role)
 
 
@@ -255,11 +264,11 @@ def _await_learners(start: Start) -> None:
         agree_to_start(start.seat.world, start.seat.link.label, None)
 
 
-def _prepare_actor(start: Start) -> Callable[[], int]:
-    from hpcrl.roles import actor
+def _prepare_actor(start: Start, role: str) -> Callable[[], int]:
+    from hpcrl.roles import actor, follower
 
     seat = start.seat
-    groups = _build_envs(start, "actor")
+    groups = _build_envs(start, role)
     env = _share_spec(start, groups[0].spec)
     agree_to_start(seat.world, seat.link.label, None)
     job = Job(**vars(seat), env=env, behaviour={}, core_size=0)
@@ -268,7 +277,10 @@ def _prepare_actor(start: Start) -> Callable[[], int]:
     _await_learners(start)
 
     def run() -> int:
-        actor.run(job, groups)
+        if role == "follower" and job.team:
+            follower.run(job, groups, job.team)
+        else:
+            actor.run(job, groups)
         return _leave(job, lambda: None, exit_codes.DONE)
 
     return run

@@ -131,6 +131,12 @@ class Link(Protocol):
     def group(self, ranks: Sequence[int]) -> Group | None:
         """Collective over all ranks of the link: the group of `ranks`, None if not in it."""
 
+    def team(self, teams: Sequence[Sequence[int]]) -> Group | None:
+        """Collective over all ranks of the link: the group of this rank's one of `teams`.
+
+        No rank is in two of them; None if this rank is in none.
+        """
+
     def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
         """Return a waiter with this link's policy and deadline.
 

@@ -241,6 +241,11 @@ class LoopbackLink:
         self._num_groups += 1
         return LoopbackGroup(self, ranks, self._num_groups) if self.rank in ranks else None
 
+    def team(self, teams: Sequence[Sequence[int]]) -> LoopbackGroup | None:
+        """Return the group of this rank's one of `teams`; every rank must call, in one order."""
+        mine = [self.group(ranks) for ranks in teams]
+        return next((group for group in mine if group), None)
+
     def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
         """Return a waiter that backs off."""
         return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe)

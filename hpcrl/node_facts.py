@@ -9,7 +9,7 @@ from hpcrl.config.root import Config
 from hpcrl.devices import detect_gpu_count, torch_backend, visible_gpus
 from hpcrl.topology import Topology
 
-_NICENESS = {"learner": 0, "inference": 2, "actor": 5, "worker": 5, "evaluator": 10}
+_NICENESS = {"learner": 0, "inference": 2, "actor": 5, "worker": 5, "follower": 5, "evaluator": 10}
 """Where ranks outnumber cores: the later in the data flow, the earlier a rank gets the core, as
 back-pressure slows down what comes before it anyway. Raising it needs no privilege."""
 
@@ -37,7 +37,7 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     role, node = topology.role_of[rank], topology.nodes[topology.node_of[rank]]
     configured = {"learner": config.learner.threads, "inference": config.inference.threads}
     threads = configured.get(role, 1) or _share(topology, rank)
-    if role in ("actor", "worker"):
+    if role in ("actor", "worker", "follower"):
         threads = 1
     if len(node.ranks) > node.num_cores > 0:
         os.nice(_NICENESS[role])

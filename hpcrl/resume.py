@@ -42,6 +42,7 @@ MAY_CHANGE = (
     "replay.memory_bytes",
     "env.envs_per_actor",
     "env.groups",
+    "env.ranks_per_env",
     "env.isolation",
     "env.python",
     "env.step_timeout_s",

@@ -94,6 +94,17 @@ class ActionSpec:
         """Array spec of one action vector."""
         return ArraySpec((self.size,), self.dtype)
 
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ActionSpec:
+        """Build the spec from the dict that `env_wrappers` gives."""
+        parts = data["parts"]
+        return ActionSpec(
+            tuple(
+                ActionPart(p["kind"], tuple(p["nvec"]), tuple(p["low"]), tuple(p["high"]))
+                for p in parts
+            )
+        )
+
 
 @dataclass(frozen=True)
 class EnvSpec:
@@ -127,8 +138,5 @@ class EnvSpec:
             )
             for path, leaf in data["observation"].items()
         }
-        parts = tuple(
-            ActionPart(p["kind"], tuple(p["nvec"]), tuple(p["low"]), tuple(p["high"]))
-            for p in data["action"]["parts"]
-        )
-        return EnvSpec(data["name"], leaves, ActionSpec(parts), int(data["frame_skip"]))
+        action = ActionSpec.from_json(data["action"])
+        return EnvSpec(data["name"], leaves, action, int(data["frame_skip"]))

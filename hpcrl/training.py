@@ -42,6 +42,7 @@ def check_together(config: Config) -> None:
             f"{config.env.groups}: each group steps an equal share"
         )
     _check_isolation(config)
+    _check_teams(config)
     try:
         check_layout(config)
     except ValueError as error:
@@ -62,6 +63,15 @@ def check_together(config: Config) -> None:
             parse_time_unix_s(config.run.deadline)
         except ValueError as error:
             raise ConfigError(f"run.deadline: {error}") from None
+
+
+def _check_teams(config: Config) -> None:
+    env = config.env
+    if env.ranks_per_env > 1 and env.isolation != "none":
+        raise ConfigError(
+            f"env.ranks_per_env is {env.ranks_per_env} and env.isolation {env.isolation}: a child "
+            "process is no rank of an MPI job; set env.isolation to none"
+        )
 
 
 def _check_isolation(config: Config) -> None:

@@ -197,8 +197,13 @@ class MpiLink:
         """Collective: the group of `ranks`, None on a rank that isn't in it."""
         if list(ranks) == list(range(self.size)):
             return MpiGroup(self._collectives.Dup(), self._named_waiter, self.max_message_bytes)
-        color = 0 if self.rank in ranks else MPI.UNDEFINED
-        order = list(ranks).index(self.rank) if self.rank in ranks else 0
+        return self.team([ranks])
+
+    def team(self, teams: Sequence[Sequence[int]]) -> MpiGroup | None:
+        """Collective: the group of this rank's one of `teams`, None on a rank that is in none."""
+        mine = [index for index, ranks in enumerate(teams) if self.rank in ranks]
+        color = mine[0] if mine else MPI.UNDEFINED
+        order = list(teams[color]).index(self.rank) if mine else 0
         comm = cast(MPI.Intracomm, self._collectives.Split(color, order))
         if comm == MPI.COMM_NULL:
             return None
@@ -210,6 +215,11 @@ class MpiLink:
     def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
         """Return a waiter with this link's policy."""
         return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe)
+
+
+def alone() -> MPI.Intracomm:
+    """The communicator of this process and no other; the first call starts MPI."""
+    return MPI.COMM_SELF
 
 
 def processor_name() -> str:

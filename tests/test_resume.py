@@ -36,6 +36,7 @@ FREE_KEYS = (
     "learner.micro_batches",
     "env.envs_per_actor",
     "env.groups",
+    "env.ranks_per_env",
     "env.isolation",
     "env.python",
     "env.step_timeout_s",

@@ -50,6 +50,9 @@ class EnvConfig:
     """E: environments that one actor (or worker) rank steps."""
     groups: Positive = 2
     """Groups of an actor's environments; one steps while the others wait for actions."""
+    ranks_per_env: Positive = 1
+    """P: ranks that step each environment together, over a communicator of their own. Above 1
+    the environment is the user's function, which takes it as `communicator`."""
     isolation: Literal["none", "process"] = "none"
     """process: each group lives in a child process, which is started again when an environment
     raises, gives garbage, hangs or crashes; none: in the actor itself."""

@@ -12,18 +12,26 @@ from hpcrl.environments import make_batch
 from hpcrl.job import ACTOR_STAGES, Job, Seat
 from hpcrl.link import Incoming, Link, wait_until
 from hpcrl.specs import ENV_FAILURES, EnvSpec
+from hpcrl.team import LedBatch
 from hpcrl.timing import StageTimer
 from hpcrl.wire import Command, Tag, reply_layout, step_layout, step_short_nbytes
 
 
 def make_groups(seat: Seat) -> list[EnvBatch]:
-    """Build this actor's environments, one batch per group, with seeds of their own."""
-    config, rows = seat.config.env, seat.rows_per_slot
-    env_ids = seat.env_ids(seat.rank)
+    """Build this actor's environments, one batch per group, with seeds of their own.
+
+    A follower builds its part of its leader's.
+    """
+    config, rows, team = seat.config.env, seat.rows_per_slot, seat.team
+    env_ids = seat.env_ids(seat.topology.leader_of(seat.rank))
     seeds = [seat.seed("env", int(env_id)) % 2**31 for env_id in env_ids]
-    return [
-        make_batch(config, rows, seeds[g * rows : (g + 1) * rows]) for g in range(config.groups)
-    ]
+    shares = [seeds[g * rows : (g + 1) * rows] for g in range(config.groups)]
+    if team is None:
+        return [make_batch(config, rows, share) for share in shares]
+    parts = [make_batch(config, rows, s, communicator=team.communicator) for s in shares]
+    if not team.leads:
+        return parts
+    return [LedBatch(envs, team, group) for group, envs in enumerate(parts)]
 
 
 class GroupChannel:

@@ -10,10 +10,10 @@ from pydantic.dataclasses import dataclass
 
 from hpcrl.config.types import STRICT, NonNegative
 
-Role = Literal["learner", "inference", "actor", "worker", "evaluator"]
+Role = Literal["learner", "inference", "actor", "worker", "follower", "evaluator"]
 """What a rank does for the whole run; see `docs/architecture.md`."""
 
-ROLES: tuple[Role, ...] = ("learner", "inference", "actor", "worker", "evaluator")
+ROLES: tuple[Role, ...] = ("learner", "inference", "actor", "worker", "follower", "evaluator")
 
 Placement = Literal["central", "local"]
 """Where actions are chosen: on inference ranks ("central") or by the worker itself ("local")."""
@@ -63,7 +63,8 @@ class TopologyConfig:
     one per free GPU; where actors are given, what they leave. 0 or auto for local layouts."""
     actors: Count = "auto"
     """Ranks that step environments (actors, or workers in local layouts): a count, a fraction,
-    or auto: every rank that has no other role."""
+    or auto: every rank that has no other role. With `env.ranks_per_env` above 1 each of them
+    leads a team of that many ranks."""
     evaluators: Count = "auto"
     """Evaluator ranks: a count, a fraction, or auto: none."""
     ranks: NonNegative = 0
@@ -85,12 +86,15 @@ class RoleDemand:
       inference_device: device of the inference ranks.
       batch_unrolls: global batch; an automatic number of learners divides it. None where
         any number of learners will do.
+      ranks_per_env: P, ranks that step one environment together: an acting rank, which leads,
+        and P-1 followers.
     """
 
     placement: Placement = "central"
     learner_device: DeviceNeed = "auto"
     inference_device: DeviceNeed = "auto"
     batch_unrolls: int | None = None
+    ranks_per_env: int = 1
 
     @property
     def acting_role(self) -> Role:
@@ -105,9 +109,14 @@ class RoleDemand:
     @property
     def roles(self) -> tuple[Role, ...]:
         """The roles that may occur, in the order of the world-size equation."""
+        followers: tuple[Role, ...] = ("follower",) if self.ranks_per_env > 1 else ()
         if self.placement == "central":
-            return ("learner", "inference", "actor", "evaluator")
-        return ("learner", "worker", "evaluator")
+            return ("learner", "inference", "actor", *followers, "evaluator")
+        return ("learner", "worker", *followers, "evaluator")
+
+    def weight(self, role: Role) -> int:
+        """Return the ranks that one of `role` takes, its followers included."""
+        return self.ranks_per_env if role == self.acting_role else 1
 
     def device_need(self, role: Role) -> DeviceNeed:
         """Return the device need of `role`; acting and evaluating ranks use the CPU."""

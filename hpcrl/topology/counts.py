@@ -43,12 +43,13 @@ def local_world_size(config: TopologyConfig, demand: RoleDemand, num_cores: int)
     sizes = Counter(fixed)
     sizes["learner"] = fixed.get("learner", 1)
     if server == "inference" and "inference" not in fixed:
-        left = num_cores - sizes["learner"] - sizes["evaluator"]
+        left = (num_cores - sizes["learner"] - sizes["evaluator"]) // demand.ranks_per_env
         clients = fixed.get(acting, left * ACTORS_PER_INFERENCE // (ACTORS_PER_INFERENCE + 1))
         sizes["inference"] = max(sizes["learner"], math.ceil(clients / ACTORS_PER_INFERENCE))
+    team = demand.ranks_per_env
     if acting not in fixed:
-        sizes[acting] = max(2, sizes[server], num_cores - sizes.total())
-    return sizes.total()
+        sizes[acting] = max(2, sizes[server], (num_cores - sizes.total()) // team)
+    return sizes.total() + (team - 1) * sizes[acting]
 
 
 def resolve_counts(
@@ -77,6 +78,9 @@ def resolve_counts(
             counts[role] = known
     _fill_automatic(counts, demand, nodes, pinned)
     _absorb_rounding(counts, asked, world_size, demand)
+    if demand.ranks_per_env > 1:
+        counts["follower"] = (demand.ranks_per_env - 1) * counts[demand.acting_role]
+        asked["follower"] = f"{demand.ranks_per_env - 1} per {demand.acting_role}"
     counts = {role: counts[role] for role in demand.roles}
     _check(counts, asked, world_size, demand, overrides)
     return counts
@@ -108,7 +112,8 @@ def _known(
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        return max(1, math.floor(value * world_size + 0.5)) if value > 0.0 else 0
+        share = value * world_size / demand.weight(role)
+        return max(1, math.floor(share + 0.5)) if value > 0.0 else 0
     if role == "evaluator" or (role != demand.acting_role and pinned.get(role)):
         return pinned.get(role, 0)
     return None
@@ -119,30 +124,33 @@ def _fill_automatic(
 ) -> None:
     world_size = sum(len(node.ranks) for node in nodes)
     acting = demand.acting_role
-    for role in demand.roles:
+    roles = [role for role in demand.roles if role != "follower"]
+    for role in roles:
         if role in counts:
             continue
-        unknown = [other for other in demand.roles if other not in counts]
-        left = world_size - sum(counts.values())
+        unknown = [other for other in roles if other not in counts]
+        left = world_size - sum(demand.weight(known) * counts[known] for known in counts)
         if unknown == [role]:
             most = _most(role, counts, demand)
-            fitting = left if most is None else min(left, most)
+            fitting = left // demand.weight(role)
+            fitting = fitting if most is None else min(fitting, most)
             counts[role] = max(fitting, _least(role, counts, demand))
         elif role == "learner":
-            counts[role] = _auto_learners(counts, len(unknown), left, demand, nodes)
+            needed = sum(demand.weight(other) for other in unknown)
+            counts[role] = _auto_learners(counts, needed, left, demand, nodes)
         else:
             movable = left - pinned.get(acting, 0)
             counts[role] = _auto_inference(counts["learner"], left, movable, demand, nodes)
 
 
 def _auto_learners(
-    counts: Counts, unknown: int, left: int, demand: RoleDemand, nodes: Sequence[NodeInfo]
+    counts: Counts, needed: int, left: int, demand: RoleDemand, nodes: Sequence[NodeInfo]
 ) -> int:
     """One per node with GPUs (per node where there are none), within what the world allows."""
     with_gpus = sum(1 for node in nodes if node.num_gpus)
     sites = with_gpus if with_gpus and demand.learner_device != "cpu" else len(nodes)
-    # Each learner needs one rank of every role that is still to be counted.
-    bounds = [sites, left // unknown]
+    # Each learner needs one of every role that is still to be counted.
+    bounds = [sites, left // needed]
     bounds += [counts[role] for role in ("inference", demand.acting_role) if role in counts]
     learners = max(1, min(bounds))
     if demand.batch_unrolls is not None:
@@ -158,7 +166,8 @@ def _auto_inference(
 
     `left` ranks are for inference and actors together; `movable` of them are not pinned.
     """
-    sites, most = len(nodes), min(left // 2, movable)
+    team = demand.ranks_per_env
+    sites, most = len(nodes), min(left // (1 + team), movable)
     if demand.inference_device != "cpu":
         free_gpus = sum(node.gpu_slots for node in nodes)
         if demand.learner_device != "cpu":
@@ -166,8 +175,10 @@ def _auto_inference(
         if free_gpus >= max(learners, 1):
             sites = sum(1 for node in nodes if node.gpu_slots)
             most = min(most, free_gpus)
-    per_site = max(1, math.ceil(left / ((ACTORS_PER_INFERENCE + 1) * sites)))
-    return max(learners, min(sites * per_site, most))
+    per_site = max(1, math.ceil(left / ((ACTORS_PER_INFERENCE * team + 1) * sites)))
+    count = max(learners, min(sites * per_site, most))
+    # Ranks that make no whole team had no role otherwise.
+    return count + (left - count) % team if count < most else count
 
 
 def _least(role: Role, counts: Counts, demand: RoleDemand) -> int:
@@ -190,10 +201,12 @@ def _absorb_rounding(
     counts: Counts, asked: Mapping[Role, Asked], world_size: int, demand: RoleDemand
 ) -> None:
     fractions = sum(1 for value in asked.values() if isinstance(value, float))
-    excess = world_size - sum(counts.values())
+    excess = world_size - sum(demand.weight(role) * count for role, count in counts.items())
+    team = demand.ranks_per_env
     # Each rounding is off by less than one rank; more than that is the user's to settle.
-    if isinstance(asked[demand.acting_role], float) and abs(excess) <= fractions:
-        counts[demand.acting_role] += excess
+    rounding = isinstance(asked[demand.acting_role], float) and abs(excess) <= fractions * team
+    if rounding and excess % team == 0:
+        counts[demand.acting_role] += excess // team
 
 
 def _check(
@@ -204,7 +217,7 @@ def _check(
     overrides: Mapping[int, Role],
 ) -> None:
     equation = _equation(counts, asked)
-    chain: list[Role] = [role for role in demand.roles if role != "evaluator"]
+    chain: list[Role] = [role for role in demand.roles if role not in ("follower", "evaluator")]
     if counts["learner"] < 1:
         raise TopologyError(f"{equation}: a run needs at least one learner")
     for server, client in pairwise(chain):
@@ -220,15 +233,37 @@ def _check(
                 f"{equation}: HPCRL_ROLE makes {len(ranks)} ranks {_label(role)} "
                 f"({format_ranks(ranks)}), but there is room for {counts[role]}"
             )
+    _check_teams(counts, equation, demand, overrides)
     total = sum(counts.values())
     if total > world_size:
         raise TopologyError(
             f"{equation} > world size {world_size}: found {world_size} ranks, need at least {total}"
         )
     if total < world_size:
+        team = demand.ranks_per_env
+        whole = f", or {team - (world_size - total) % team} more" if team > 1 else ""
         raise TopologyError(
             f"{equation} < world size {world_size}: ranks without a role: {world_size - total}; "
-            f"start {total} ranks, or set topology.actors to auto"
+            f"start {total} ranks{whole}, or set topology.actors to auto"
+        )
+
+
+def _check_teams(
+    counts: Counts, equation: str, demand: RoleDemand, overrides: Mapping[int, Role]
+) -> None:
+    if demand.ranks_per_env == 1:
+        return
+    if counts["evaluator"]:
+        raise TopologyError(
+            f"{equation}: an evaluator steps its environments alone, and env.ranks_per_env is "
+            f"{demand.ranks_per_env}: set topology.evaluators to 0"
+        )
+    teams = ("follower", demand.acting_role)
+    given = sorted(rank for rank, role in overrides.items() if role in teams)
+    if given:
+        raise TopologyError(
+            f"HPCRL_ROLE gives ranks {format_ranks(given)} a place in a team of "
+            f"{demand.ranks_per_env} (env.ranks_per_env): hpcrl forms the teams; unset it there"
         )
 
 

@@ -13,7 +13,22 @@ UNEVEN_CELLS = 1.25
 
 def notes_of(topology: Topology, demand: RoleDemand) -> tuple[str, ...]:
     """Return one sentence for each surprise that the layout holds."""
-    return (*_gpu_notes(topology, demand), *_cell_notes(topology, demand))
+    return (
+        *_gpu_notes(topology, demand),
+        *_cell_notes(topology, demand),
+        *_team_notes(topology),
+    )
+
+
+def _team_notes(topology: Topology) -> list[str]:
+    teams = set(topology.team_of.values())
+    split = [team for team in teams if len({topology.node_of[rank] for rank in team}) > 1]
+    if not split:
+        return []
+    return [
+        f"{len(split)} of {len(teams)} teams have ranks on several nodes; acting ranks per node "
+        "that are a multiple of env.ranks_per_env avoid this"
+    ]
 
 
 def _gpu_notes(topology: Topology, demand: RoleDemand) -> list[str]:

@@ -122,6 +122,33 @@ class _Placer:
             while state.free:
                 self.put(state, role, position=-1)
 
+    def put_teams(self, leader: Role, size: int) -> dict[int, int]:
+        """Form teams of `size` adjacent ranks; return the leader of each follower.
+
+        What a node has left over after whole teams is joined over nodes.
+        """
+        rest: list[tuple[_NodeState, int]] = []
+        leader_of: dict[int, int] = {}
+        for state in self._states:
+            whole = len(state.free) // size * size
+            rest += [(state, rank) for rank in state.free[whole:]]
+            self._put_team_ranks([(state, r) for r in state.free[:whole]], leader, size, leader_of)
+        self._put_team_ranks(rest, leader, size, leader_of)
+        return leader_of
+
+    def _put_team_ranks(
+        self,
+        ranks: Sequence[tuple[_NodeState, int]],
+        leader: Role,
+        size: int,
+        leader_of: dict[int, int],
+    ) -> None:
+        for position, (state, rank) in enumerate(ranks):
+            first = ranks[position - position % size][1]
+            if rank != first:
+                leader_of[rank] = first
+            self.put(state, leader if rank == first else "follower", state.free.index(rank))
+
 
 def place_roles(
     counts: Mapping[Role, int],
@@ -129,8 +156,8 @@ def place_roles(
     nodes: Sequence[NodeInfo],
     overrides: Mapping[int, Role],
     allow_sharing: bool,
-) -> tuple[Role, ...]:
-    """Return the role of each rank.
+) -> tuple[tuple[Role, ...], dict[int, int]]:
+    """Return the role of each rank, and the leader of each follower.
 
     GPU roles go to nodes with GPUs first, one per GPU. Among equal nodes, roles are spread
     in proportion to ranks, so that actors find an inference rank at home. Within a node
@@ -150,8 +177,11 @@ def place_roles(
         placer.put_beside_learners(counts["inference"])
         placer.spread("inference", counts["inference"])
     placer.put_evaluators(counts["evaluator"])
+    leader_of: dict[int, int] = {}
+    if demand.ranks_per_env > 1:
+        leader_of = placer.put_teams(demand.acting_role, demand.ranks_per_env)
     placer.put_rest(demand.acting_role)
-    return tuple(placer.role_of[rank] for rank in range(len(placer.role_of)))
+    return tuple(placer.role_of[rank] for rank in range(len(placer.role_of))), leader_of
 
 
 def place_devices(

@@ -35,7 +35,7 @@ def plan_topology(
     nodes = canonical_nodes(nodes)
     overrides = _checked_overrides(overrides or {}, demand, sum(len(n.ranks) for n in nodes))
     counts = resolve_counts(config, demand, nodes, overrides)
-    role_of = place_roles(counts, demand, nodes, overrides, config.allow_gpu_sharing)
+    role_of, leader_of = place_roles(counts, demand, nodes, overrides, config.allow_gpu_sharing)
     device_of = place_devices(role_of, demand, nodes, config.allow_gpu_sharing)
     node_of = [0] * len(role_of)
     for order, node in enumerate(nodes):
@@ -47,7 +47,7 @@ def plan_topology(
         role_of=role_of,
         node_of=tuple(node_of),
         device_of=device_of,
-        parent_of=_parents(role_of, node_of),
+        parent_of=_parents(role_of, node_of, leader_of),
     )
     return replace(topology, notes=notes_of(topology, demand))
 
@@ -69,12 +69,14 @@ def _checked_overrides(
     return dict(overrides)
 
 
-def _parents(role_of: Sequence[Role], node_of: Sequence[int]) -> tuple[int | None, ...]:
+def _parents(
+    role_of: Sequence[Role], node_of: Sequence[int], leader_of: Mapping[int, int]
+) -> tuple[int | None, ...]:
     ranks: dict[Role, list[int]] = {}
     for rank, role in enumerate(role_of):
         ranks.setdefault(role, []).append(rank)
     learners = ranks["learner"]
-    parent_of: dict[int, int] = {}
+    parent_of: dict[int, int] = dict(leader_of)
     for role in ("inference", "worker", "evaluator"):
         parent_of.update(assign_balanced(ranks.get(role, []), learners, node_of))
     if "actor" in ranks:

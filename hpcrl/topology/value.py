@@ -26,8 +26,9 @@ class Topology:
       role_of: role of each rank.
       node_of: index into `nodes` of each rank's node.
       device_of: GPU of each rank, numbered within its node; None for the CPU.
-      parent_of: the rank that serves each rank: actor to inference rank; inference rank,
-        worker and evaluator to learner; None for learners.
+      parent_of: the rank that serves each rank: follower to the actor or worker that leads it;
+        actor to inference rank; inference rank, worker and evaluator to learner; None for
+        learners.
       notes: what the user should know about this layout, one sentence each.
     """
 
@@ -78,6 +79,19 @@ class Topology:
     def evaluators_of(self) -> Mapping[int, tuple[int, ...]]:
         """Evaluators of each learner."""
         return self._children("learner", ("evaluator",))
+
+    @cached_property
+    def team_of(self) -> Mapping[int, tuple[int, ...]]:
+        """Ranks that step environments together, by each of them; its leader first."""
+        followers: dict[int, list[int]] = {}
+        for rank, leader in self._parents(("follower",)).items():
+            followers.setdefault(leader, []).append(rank)
+        teams = [(leader, *ranks) for leader, ranks in followers.items()]
+        return {rank: team for team in teams for rank in team}
+
+    def leader_of(self, rank: int) -> int:
+        """Return the leader of the rank's team, or the rank itself if it has none."""
+        return self.team_of.get(rank, (rank,))[0]
 
     @cached_property
     def index_of_role(self) -> tuple[int, ...]:

@@ -1,0 +1,25 @@
+"""Follower: leader's order → env. Steps its part of environments that span several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from env_wrappers import EnvBatch
+from hpcrl.job import Job
+from hpcrl.team import Order, Team
+
+
+def run(job: Job, groups: Sequence[EnvBatch], team: Team) -> None:
+    """Do what the leader does, until it has closed all groups."""
+    layout = team.order_layout(job.rows_per_slot, job.env.action)
+    live = set(range(len(groups)))
+    while live:
+        order = layout.views(team.share(None))
+        index = int(order["group"])
+        envs = groups[index]
+        if order["order"] == Order.CLOSE:
+            envs.close()
+            live.remove(index)
+            continue
+        batch = envs.reset() if order["order"] == Order.RESET else envs.step(order["action"])
+        team.check_agreed(envs.spec["name"], batch)
