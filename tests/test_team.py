@@ -134,7 +134,7 @@ def test_a_function_that_needs_a_communicator_says_so_where_there_is_none():
         make("env_wrappers.heat_rod:make", 1, [0], {"communicator": 1}, communicator=object())
 
 
-ROD = {"name": "env_wrappers.heat_rod:make", "ranks_per_env": 2, "envs_per_actor": 4}
+SHARED = {"name": "tests.shared_env:make", "ranks_per_env": 3, "envs_per_actor": 4}
 
 
 @pytest.mark.mpi
@@ -142,9 +142,10 @@ ROD = {"name": "env_wrappers.heat_rod:make", "ranks_per_env": 2, "envs_per_actor
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("layout", ["seed", "impala"])
 def test_a_job_of_teams_trains_stops_and_leaves_nothing_behind(tmp_path, layout):
-    topology = {"learners": 1, "actors": 2, "inference": 1 if layout == "seed" else 0}
+    # A second follower's index isn't its leader's, which its seeds must come from.
+    topology = {"learners": 1, "actors": 1, "inference": 1 if layout == "seed" else 0}
     path, run_dir = write_config(
-        tmp_path, env=ROD, layout=layout, topology=topology, stop={"agent_steps": 160}
+        tmp_path, env=SHARED, layout=layout, topology=topology, stop={"agent_steps": 160}
     )
     code, output = run_to_end(path, timeout_s=150)
     assert code == 0, output
@@ -159,12 +160,12 @@ def test_a_job_of_teams_trains_stops_and_leaves_nothing_behind(tmp_path, layout)
     ("change", "message"),
     [
         (
-            {"env": {**ROD, "isolation": "process"}, "transport": {"deadline_s": 600.0}},
+            {"env": {**SHARED, "isolation": "process"}, "transport": {"deadline_s": 600.0}},
             "a child process is no rank",
         ),
-        ({"env": {**ROD, "name": "gym:CartPole-v1"}}, "env.ranks_per_env asks for several"),
-        ({"env": ROD, "topology": {"evaluators": 1}}, "set topology.evaluators to 0"),
-        ({"env": ROD, "topology": {"ranks": 5, "actors": "auto"}}, "ranks without a role"),
+        ({"env": {**SHARED, "name": "gym:CartPole-v1"}}, "env.ranks_per_env asks for several"),
+        ({"env": SHARED, "topology": {"evaluators": 1}}, "set topology.evaluators to 0"),
+        ({"env": SHARED, "topology": {"ranks": 5, "actors": "auto"}}, "ranks without a role"),
     ],
 )
 def test_what_teams_can_not_do_is_said_before_training(tmp_path, change, message):
@@ -179,7 +180,7 @@ def test_what_teams_can_not_do_is_said_before_training(tmp_path, change, message
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_user_stops_a_job_of_teams_and_it_goes_on(tmp_path):
-    path, run_dir = write_config(tmp_path, env=ROD, stop={"agent_steps": 2000})
+    path, run_dir = write_config(tmp_path, env=SHARED, stop={"agent_steps": 2000})
     with TrainingJob(path) as job:
         job.wait_until(lambda: status_of(run_dir).get("state") == "running", "training")
         job.signal(15)

@@ -178,7 +178,8 @@ def _auto_inference(
     per_site = max(1, math.ceil(left / ((ACTORS_PER_INFERENCE * team + 1) * sites)))
     count = max(learners, min(sites * per_site, most))
     # Ranks that make no whole team had no role otherwise.
-    return count + (left - count) % team if count < most else count
+    extra = (left - count) % team
+    return count + extra if count + extra <= most else count
 
 
 def _least(role: Role, counts: Counts, demand: RoleDemand) -> int:
@@ -240,11 +241,14 @@ def _check(
             f"{equation} > world size {world_size}: found {world_size} ranks, need at least {total}"
         )
     if total < world_size:
-        team = demand.ranks_per_env
-        whole = f", or {team - (world_size - total) % team} more" if team > 1 else ""
         raise TopologyError(
             f"{equation} < world size {world_size}: ranks without a role: {world_size - total}; "
-            f"start {total} ranks{whole}, or set topology.actors to auto"
+            + (
+                f"they make no whole team of {demand.ranks_per_env}: start {total} or "
+                f"{total + demand.ranks_per_env} ranks"
+                if asked[demand.acting_role] == "auto"
+                else f"start {total} ranks, or set topology.actors to auto"
+            )
         )
 
 

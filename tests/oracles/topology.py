@@ -44,7 +44,9 @@ def check_links(topology):
         "evaluator": "learner",
     }
     for rank, role in enumerate(roles):
-        if role == "learner":
+        if role == "follower":
+            assert roles[topology.parent_of[rank]] in ("actor", "worker")
+        elif role == "learner":
             assert topology.parent_of[rank] is None
         else:
             assert roles[topology.parent_of[rank]] == parents[role]
@@ -63,8 +65,8 @@ def check_reachable(topology):
         met.append(learner)
         met += topology.evaluators_of[learner]
         for client in topology.clients_of[learner]:
-            met.append(client)
-            met += topology.actors_of.get(client, ())
+            for rank in (client, *topology.actors_of.get(client, ())):
+                met += topology.team_of.get(rank, (rank,))
     assert sorted(met) == list(range(topology.world_size))
 
 
