@@ -33,14 +33,14 @@ class Team:
 
     Attributes:
       leads: whether this rank is the leader.
-      communicator: for the environments alone; messages of hpcrl don't meet theirs.
+      env_communicator: for the environments alone; messages of hpcrl don't meet theirs.
     """
 
     def __init__(self, group: Group):
         """Collective over the team."""
         self._group = group
         self.leads = group.rank == 0
-        self.communicator: Any = group.communicator and group.communicator.Dup()
+        self.env_communicator: Any = group.communicator and group.communicator.Dup()
 
     def order_layout(self, rows: int, action: ActionSpec) -> Layout:
         """Return an order's message: for which group of `rows` environments, with which actions."""

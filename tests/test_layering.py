@@ -162,14 +162,14 @@ def test_mpi4pys_pickling_calls_are_never_made():
     assert not wrong, "\n".join(wrong)
 
 
-def test_communicators_leave_the_transport_for_horovod_only():
+def test_communicators_leave_the_transport_for_horovod_and_environments_only():
     users = {
         name_of(path)
         for path in files("hpcrl")
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr == "communicator"
     }
-    assert users == {"hpcrl.transport", "hpcrl.data_parallel"}
+    assert users == {"hpcrl.transport", "hpcrl.data_parallel", "hpcrl.team"}
 
 
 def test_nothing_is_pickled_and_nothing_listens():

@@ -52,7 +52,7 @@ def envs_of(seed):
 
 def run_team(lead, change=lambda batch: batch):
     """A team of a leader and two followers, each with two groups; what was done on each rank."""
-    logs = {0: [], 1: [], 2: []}
+    logs: dict[int, list] = {0: [], 1: [], 2: []}
 
     def body(link):
         team = Team(link.team([[0, 1, 2]]))

@@ -28,7 +28,7 @@ def make_groups(seat: Seat) -> list[EnvBatch]:
     shares = [seeds[g * rows : (g + 1) * rows] for g in range(config.groups)]
     if team is None:
         return [make_batch(config, rows, share) for share in shares]
-    parts = [make_batch(config, rows, s, communicator=team.communicator) for s in shares]
+    parts = [make_batch(config, rows, s, communicator=team.env_communicator) for s in shares]
     if not team.leads:
         return parts
     return [LedBatch(envs, team, group) for group, envs in enumerate(parts)]

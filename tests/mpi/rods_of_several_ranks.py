@@ -12,9 +12,9 @@ ways = []
 for size in (1, 2, 4):
     team = world.Split(rank // size, rank)
     rod = HeatRod(team)
-    way = [(rod.reset(seed=3)[0], 0.0, False)]
+    way: list[tuple] = [(rod.reset(seed=3)[0], 0.0, False)]
     rng = np.random.default_rng(0)
-    for _ in range(40):
+    for _step in range(40):
         observation, reward, terminated, truncated, _ = rod.step(rng.uniform(-1, 1, HEATERS))
         assert not terminated
         way.append((observation, reward, truncated))
