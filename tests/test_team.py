@@ -165,7 +165,7 @@ def test_a_job_of_teams_trains_stops_and_leaves_nothing_behind(tmp_path, layout)
         ),
         ({"env": {**SHARED, "name": "gym:CartPole-v1"}}, "env.ranks_per_env asks for several"),
         ({"env": SHARED, "topology": {"evaluators": 1}}, "set topology.evaluators to 0"),
-        ({"env": SHARED, "topology": {"ranks": 5, "actors": "auto"}}, "ranks without a role"),
+        ({"env": SHARED, "topology": {"ranks": 6, "actors": "auto"}}, "ranks without a role"),
     ],
 )
 def test_what_teams_can_not_do_is_said_before_training(tmp_path, change, message):
