@@ -25,7 +25,7 @@ from hpcrl.checkpoint import (
 from hpcrl.config.load import ConfigError, load_config, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.durable import reason
-from hpcrl.environments import make_batch
+from hpcrl.env_batches import make_batch
 from hpcrl.evaluation_files import (
     new_folder,
     open_eval_recorder,

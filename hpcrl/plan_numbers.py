@@ -52,7 +52,7 @@ def plan_lines(config: Config, topology: Topology) -> list[str]:
 
 def _build(config: Config) -> tuple[EnvSpec, Layout]:
     from hpcrl.brain import Brain
-    from hpcrl.environments import make_batch
+    from hpcrl.env_batches import make_batch
 
     batch = make_batch(config.env, 1, [0])
     batch.close()

@@ -92,7 +92,7 @@ def probe_environments() -> Finding:
 
 def probe_configured_environment(config: Config) -> Finding:
     """Make one of the configured environments and step it."""
-    from hpcrl.environments import make_batch
+    from hpcrl.env_batches import make_batch
 
     name = config.env.name
     try:

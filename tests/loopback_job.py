@@ -9,7 +9,7 @@ import torch
 
 from env_wrappers import EnvBatch
 from hpcrl.batches import assemble
-from hpcrl.environments import make_batch
+from hpcrl.env_batches import make_batch
 from hpcrl.launch import run_rank
 from hpcrl.loopback import LoopbackLink
 from hpcrl.stopping import StopSignal

@@ -12,7 +12,7 @@ import torch
 from hpcrl.brain import Brain
 from hpcrl.config.root import Config
 from hpcrl.data_parallel import SingleLearner
-from hpcrl.environments import make_batch
+from hpcrl.env_batches import make_batch
 from hpcrl.job import LEARNER_STAGES, unrolls_per_learner_step
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import Rows

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from env_wrappers import EnvBatch, StepBatch
-from hpcrl.environments import make_batch
+from hpcrl.env_batches import make_batch
 from hpcrl.job import ACTOR_STAGES, Job, Seat
 from hpcrl.link import Incoming, Link, wait_until
 from hpcrl.specs import ENV_FAILURES, EnvSpec

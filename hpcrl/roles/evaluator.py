@@ -12,7 +12,7 @@ import torch
 from env_wrappers import EnvBatch
 from hpcrl.brain import Brain
 from hpcrl.commands import CommandReceiver
-from hpcrl.environments import make_batch
+from hpcrl.env_batches import make_batch
 from hpcrl.job import Job, Seat
 from hpcrl.link import wait_until
 from hpcrl.recording import open_recorder
