@@ -5,7 +5,7 @@ import pytest
 
 from env_wrappers import EnvError, make
 from hpcrl.config.load import parse_config
-from hpcrl.environments import make_batch
+from hpcrl.env_batches import make_batch
 from hpcrl.roles import follower
 from hpcrl.specs import EnvSpec
 from hpcrl.team import LedBatch, Team
