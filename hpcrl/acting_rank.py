@@ -51,10 +51,12 @@ class LearnerPort:
       learner: the learner's rank.
       outbox: unrolls on their way.
       stats: counters for the root learner.
+      lost_ranks: actors of this rank that have died.
     """
 
     def __init__(self, job: Job, policy: ActingPolicy):
         link = job.link
+        self.lost_ranks = link.lost_ranks
         self.learner = job.topology.learner_of[job.rank]
         sources = len(job.topology.clients_of[self.learner])
         self.outbox = UnrollOutbox(link, self.learner, job.unroll, job.credits(sources))

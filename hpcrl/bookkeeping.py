@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Bookkeeper:
       returns: of the last 100 episodes, or of those of evaluation environments.
       collector: statistics of the acting ranks.
       rounds: of the evaluator ranks.
+      lost_workers: workers that have died; inference ranks count their actors.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Bookkeeper:
         returns: RollingReturns,
         collector: StatsCollector,
         rounds: RoundCollector,
+        lost_workers: AbstractSet[int] = frozenset(),
     ):
         self._config = config
         self._topology = topology
@@ -61,6 +64,7 @@ class Bookkeeper:
         self._collector = collector
         self._rounds = rounds
         self._evaluated: dict[str, float] = {}
+        self._lost_workers = lost_workers
         self._metrics = MetricsWriter(run_dir, restart, config.metrics.tensorboard, counters)
         self._writer = CheckpointWriter(run_dir, config.checkpoint.keep)
         self.progress = Progress(str(run_dir), config.stop)
@@ -99,9 +103,14 @@ class Bookkeeper:
                 **self.returns.values(),
                 **{name.replace("/", "_"): value for name, value in self._evaluated.items()},
                 "env_restarts": self._env_failures(),
+                "lost_actors": self._lost_actors(),
                 **more,
             }
         )
+
+    def _lost_actors(self) -> int:
+        """Actors or workers that have died since this start."""
+        return int(self._collector.totals["lost_actors"]) + len(self._lost_workers)
 
     def poll(self) -> None:
         """Take in statistics and advance the clock."""
@@ -207,6 +216,7 @@ class Bookkeeper:
             "idle_rows_per_s": rate["idle_rows"],
             "row_wait_ms": 1e3 * rate["row_wait_s"] / batches,
             "restarted_envs": self._collector.totals["restarts"],
+            "lost_actors": self._lost_actors(),
         }
         failures = self._env_failures()
         values["env_restarts"] = sum(failures.values())

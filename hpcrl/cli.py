@@ -95,6 +95,23 @@ def status(run: Path) -> None:
 
 @main.command()
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--wait-s", default=15.0, show_default=True, help="For the answers of all ranks.")
+def stacks(run: Path, wait_s: float) -> None:
+    """Show where each rank of the running job in RUN is in its code.
+
+    Works from any node that sees RUN. Exits with 70 when a rank does not answer.
+    """
+    from hpcrl.run_dir import RunDirError
+    from hpcrl.status import show_stacks
+
+    try:
+        sys.exit(show_stacks(run, wait_s))
+    except RunDirError as error:
+        _fail(error, exit_codes.USAGE)
+
+
+@main.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 def advise(run: Path) -> None:
     """Say which side of the run in directory RUN waits, and which setting to change."""
     from hpcrl.advise import advice_lines

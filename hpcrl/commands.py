@@ -29,10 +29,14 @@ class CommandSender:
     def send(self, command: Command) -> None:
         """Send `command` to every client."""
         waiter = self._link.waiter(lambda: f"{self._link.label} waited to send {command.name}")
-        wait_until(lambda: all(sender.done() for sender in self._senders), waiter)
+        wait_until(lambda: all(self._senders[i].done() for i in self._living()), waiter)
         self._command[...] = command
-        for sender in self._senders:
-            sender.start()
+        for index in self._living():
+            self._senders[index].start()
+
+    def _living(self) -> list[int]:
+        lost = self._link.lost_ranks
+        return [index for index, rank in enumerate(self._clients) if rank not in lost]
 
     def await_done(self, serve: Callable[[], None]) -> None:
         """Call `serve` until every client has said DONE."""
@@ -46,6 +50,7 @@ class CommandSender:
             serve()
             finished = self._done.poll()
             self._missing.difference_update(finished)
+            self._missing.intersection_update(self._living())
             if finished:
                 waiter.progress()
             else:

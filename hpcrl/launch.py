@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hpcrl import exit_codes
 from hpcrl.checkpoint import Checkpoint, CheckpointError
 from hpcrl.config.load import ConfigError, config_hash, parse_config, to_dict, to_yaml
 from hpcrl.config.root import Config
+from hpcrl.durable import reason
+from hpcrl.heartbeat import Beat
 from hpcrl.job import Job, Seat
-from hpcrl.layouts import check_paced_batch, check_training_envs, placement_of
+from hpcrl.layouts import check_paced_batch, check_training_envs, placement_of, rules_of
+from hpcrl.leaving import leave
 from hpcrl.link import Group, Link
 from hpcrl.node_facts import choose_threads, node_facts
 from hpcrl.plan_numbers import derived_numbers
-from hpcrl.rank_log import log_to
+from hpcrl.rank_log import log, log_to
 from hpcrl.resume import MAY_CHANGE, RunIsDone, check_not_done, open_run
 from hpcrl.run_dir import RunDir, RunDirError
 from hpcrl.slurm_env import LaunchInfo, check_world_size, parse_time_unix_s, read_launch_info
@@ -36,8 +38,11 @@ from hpcrl.startup import (
 from hpcrl.stopping import StopSignal
 from hpcrl.team import Team
 from hpcrl.timing import choose_wait_policy
-from hpcrl.topology import RoleDemand, Topology, TopologyError, node_map, plan_topology
+from hpcrl.topology import ROLES, RoleDemand, Topology, TopologyError, node_map, plan_topology
+from hpcrl.watchdog import Silence, Watchdog, tick_s
 from hpcrl.wire import digest, reply_layout, step_layout
+
+_ABORT_S = 10.0
 
 
 def demand_of(config: Config) -> RoleDemand:
@@ -56,6 +61,7 @@ class Start(NamedTuple):
     signal: StopSignal
     checkpoint: Checkpoint | None
     labels: list[str]
+    watchdog: Watchdog | None
 
 
 def run_rank(link: Link, read: Callable[[], Config], stop_signal: StopSignal | None = None) -> int:
@@ -80,7 +86,10 @@ def run_rank(link: Link, read: Callable[[], Config], stop_signal: StopSignal | N
             print(f"hpcrl: {error}", file=sys.stderr, flush=True)
         return error.code
     link.deadline_s = start.seat.config.transport.deadline_s
-    return run()
+    code = run()
+    if start.watchdog:
+        start.watchdog.stop()
+    return code
 
 
 def _attempt(
@@ -130,6 +139,8 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
     link.wait_policy = choose_wait_policy(config.transport.wait, len(node.ranks), node.num_cores)
     link.deadline_s = config.transport.start_deadline_s
     link.max_message_bytes = config.transport.max_message_bytes
+    if not rules_of(config).synchronous:  # where every environment owes its share of a batch
+        link.expendable = frozenset(topology.ranks_of("actor") + topology.ranks_of("worker"))
     choose_threads(config, topology, link.rank)
     signal.stop_at_unix_s = _stop_at(config, info.job_end_unix_s)
     signal.install()
@@ -148,7 +159,49 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
         team=Team(team) if team else None,
     )
     log_to(seat.run_dir, link.rank, seat.restart)
-    return Start(seat, signal, opened.checkpoint if opened else None, labels)
+    watchdog = start_watchdog(seat, labels[link.rank])
+    return Start(seat, signal, opened.checkpoint if opened else None, labels, watchdog)
+
+
+def start_watchdog(seat: Seat, name: str) -> Watchdog | None:
+    """Begin this rank's heartbeat; one rank of each role watches all of them."""
+    from hpcrl.transport import abort
+
+    topology, run = seat.topology, seat.config.run
+    tick = tick_s(run.silence_timeout_s)
+    node = topology.node_of[seat.rank]
+    host = os.uname().nodename
+    beat = Beat(seat.rank, name, host, os.getpid(), seat.restart, tick)
+    watchers = [topology.ranks_of(role)[:1] for role in ROLES]
+    silence = None
+    if run.silence_timeout_s and any(seat.rank in first for first in watchers):
+        start_s = seat.config.transport.start_deadline_s
+        silence = Silence(run.silence_timeout_s, start_s)
+
+    def end_job(why: str) -> None:
+        RunDir(seat.run_dir).note_failure(why)
+        log.error(why)
+        print(f"hpcrl: {why}", file=sys.stderr, flush=True)
+        # If the loop is stuck inside MPI, an abort from here may be stuck, too.
+        faulthandler.dump_traceback_later(_ABORT_S, exit=True)
+        abort(exit_codes.INTERNAL)
+
+    slot = topology.nodes[node].ranks.index(seat.rank)
+    try:
+        return Watchdog(
+            seat.link.pulse,
+            beat,
+            seat.run_dir,
+            node,
+            slot,
+            silence,
+            run.silence_timeout_s,
+            end_job,
+            seat.link.lost_ranks,
+        )
+    except OSError as error:
+        log.warning("no heartbeat of this rank (%s)", reason(error))
+        return None
 
 
 def _plan(config: Config, facts: list[dict[str, Any]]) -> Topology:
@@ -281,7 +334,7 @@ def _prepare_actor(start: Start, role: str) -> Callable[[], int]:
             follower.run(job, groups, job.team)
         else:
             actor.run(job, groups)
-        return _leave(job, lambda: None, exit_codes.DONE)
+        return leave(job, exit_codes.DONE)
 
     return run
 
@@ -334,7 +387,7 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
                 from hpcrl.roles import evaluator
 
                 evaluator.run(job, brain, device, groups[0])
-            return _leave(job, lambda: None, exit_codes.DONE)
+            return leave(job, exit_codes.DONE)
 
         return run
     if group is None:
@@ -369,21 +422,11 @@ def _learn(start: Start, job: Job, learner: Any) -> int:
     from hpcrl.roles import learner as learners
 
     outcome = learners.run(learner, start.signal)
-    code = _leave(job, learner.poll_last, outcome.exit_code)
+    code = leave(job, outcome.exit_code, learner.group, learner.poll_last)
     learners.close(learner, outcome)
     if learner.book:
         _print_summary(job.run_dir)
     return code
-
-
-def _leave(job: Job, serve: Callable[[], None], code: int) -> int:
-    """Collective: wait until every rank has finished, and share the greatest exit code."""
-    gathering = job.world.start_allgather(np.array([code], np.int64))
-    waiter = job.world.waiter("the end of all other ranks")
-    while not gathering.done():
-        serve()
-        waiter.idle()
-    return int(gathering.result.max())
 
 
 def _print_summary(run_dir: Path) -> None:

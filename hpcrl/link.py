@@ -13,12 +13,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hpcrl.timing import Waiter, WaitPolicy
+from hpcrl.timing import Pulse, Waiter, WaitPolicy
 
 PLANES = ("steps", "unrolls", "weights", "control")
 """One duplicated communicator each, so that planes can't match each other's messages."""
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class PeerLostError(RuntimeError):
+    """A rank that the run can't do without has died."""
 
 
 class Incoming(NamedTuple):
@@ -120,6 +124,12 @@ class Link(Protocol):
     label: str
     """Role and index, such as "actor 3", for messages about waits."""
     wait_policy: WaitPolicy
+    pulse: Pulse
+    """Beaten by this link's waiters."""
+    expendable: frozenset[int]
+    """Ranks whose death the run survives, where the launcher allows that."""
+    lost_ranks: set[int]
+    """Those of them that this rank has seen to be dead; grows while receives are polled."""
     deadline_s: float
     """Longest wait of waiters made from now on."""
     max_message_bytes: int

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -15,6 +16,14 @@ from hpcrl import exit_codes
 from hpcrl.slurm_env import LaunchError
 
 _POLL_S = 0.5
+_PR_SET_PDEATHSIG = 1
+_DOCUMENTED = (
+    exit_codes.DONE,
+    exit_codes.USAGE,
+    exit_codes.INTERNAL,
+    exit_codes.LAUNCH,
+    exit_codes.REQUEUE,
+)
 
 
 def find_mpirun() -> str:
@@ -33,13 +42,17 @@ def find_mpirun() -> str:
     return found
 
 
-def mpirun_command(mpirun: str, ranks: int, arguments: Sequence[str]) -> list[str]:
+def mpirun_command(
+    mpirun: str, ranks: int, arguments: Sequence[str], fault_tolerant: bool = False
+) -> list[str]:
     """Return the command line that runs `hpcrl ARGUMENTS` on `ranks` local ranks.
 
     More ranks than cores are allowed and none is bound: how ranks wait is hpcrl's business.
+    `fault_tolerant` asks Open MPI 5 or newer to let the others live when a rank dies.
     """
     text = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in text else []
+    options += ["--with-ft", "ulfm"] if fault_tolerant else []
     program = [sys.executable, "-u", "-m", "mpi4py", "-m", "hpcrl", *arguments]
     return [mpirun, "-n", str(ranks), *options, *program]
 
@@ -58,25 +71,32 @@ def launch_environment(ranks: int) -> dict[str, str]:
 
 
 def run_mpirun(command: Sequence[str], ranks: int) -> int:
-    """Run mpirun to its end and return its exit code.
+    """Run mpirun to its end and return its exit code, 70 in place of undocumented ones.
 
     SIGINT and SIGTERM become SIGUSR2, which mpirun hands to the ranks as the request to
     checkpoint and stop; a second one ends the job at once. The request is repeated until
     the job has ended, as mpirun and the ranks can't take it in their first moments; a job
     that it kills there has lost nothing and can be started again like any stopped one.
+    Should this process be killed, the system makes the same request in its place.
     """
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     requests = 0
+    process: subprocess.Popen[bytes] | None = None
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal requests
         requests += 1
-        if requests > 1 and number != signal.SIGUSR2:
+        if requests > 1 and number != signal.SIGUSR2 and process is not None:
             process.terminate()
 
     for number in handled:
         signal.signal(number, note)
-    process = subprocess.Popen(command, env=launch_environment(ranks), start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=launch_environment(ranks),
+        start_new_session=True,
+        preexec_fn=_outlive_nobody(os.getpid()),
+    )
     while True:
         try:
             code = process.wait(timeout=_POLL_S)
@@ -85,4 +105,19 @@ def run_mpirun(command: Sequence[str], ranks: int) -> int:
             if requests:
                 process.send_signal(signal.SIGUSR2)
     code = 128 - code if code < 0 else code
-    return exit_codes.REQUEUE if requests and code == 128 + signal.SIGUSR2 else code
+    if requests and code == 128 + signal.SIGUSR2:
+        return exit_codes.REQUEUE
+    # mpirun has codes of its own for a job that it had to end.
+    return code if code in _DOCUMENTED else exit_codes.INTERNAL
+
+
+def _outlive_nobody(parent: int) -> Callable[[], None]:
+    """Return what mpirun's process does first: be asked to stop when `parent` dies."""
+    libc = ctypes.CDLL(None)
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)
+        if os.getppid() != parent:  # it has died already
+            os._exit(exit_codes.INTERNAL)
+
+    return ask

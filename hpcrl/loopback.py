@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcrl.link import Bytes, Incoming, wait_until
-from hpcrl.timing import Waiter, WaitPolicy
+from hpcrl.timing import Pulse, Waiter, WaitPolicy
 
 _Address = tuple[str, int, int, int]
 """Plane, source, dest, tag."""
@@ -227,6 +227,9 @@ class LoopbackLink:
         self.rank = rank
         self.size = world.size
         self.label = f"rank {rank}"
+        self.pulse = Pulse()
+        self.expendable: frozenset[int] = frozenset()
+        self.lost_ranks: set[int] = set()
         self.wait_policy: WaitPolicy = "backoff"
         self.deadline_s = world.deadline_s
         self.max_message_bytes = 2**31 - 1  # no message is split here
@@ -248,4 +251,4 @@ class LoopbackLink:
 
     def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
         """Return a waiter that backs off."""
-        return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe)
+        return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe, self.pulse)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hpcrl.config.sections import StopConfig
 from hpcrl.human import format_count, format_duration, format_return, format_share
+from hpcrl.slurm_env import is_launched
 
 Mode = Literal["auto", "live", "plain"]
 Values = Mapping[str, Any]
@@ -36,14 +37,16 @@ def choose_mode(mode: Mode, is_terminal: bool, environ: Mapping[str, str]) -> Mo
     """Resolve `auto` to live or plain.
 
     `HPCRL_TTY` (1 or 0), which the local launcher sets from the user's terminal, goes before
-    `is_terminal`: under mpirun the rank's own stdout says nothing about it.
+    `is_terminal`: a launcher may give a rank a terminal where the user has redirected the output.
     """
     if mode != "auto":
         return mode
     if environ.get("TERM", "") in ("", "dumb", "unknown"):
         return "plain"
     told = environ.get("HPCRL_TTY")
-    return "live" if (told == "1" if told in ("0", "1") else is_terminal) else "plain"
+    if told in ("0", "1"):
+        return "live" if told == "1" else "plain"
+    return "live" if is_terminal and not is_launched(environ) else "plain"
 
 
 class TimeLeft:

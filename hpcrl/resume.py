@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,7 @@ def open_run(path: str | Path, config_yaml: str, config_hash: str, resume: str) 
     run.write_status(
         {
             "state": "starting",
+            "started_unix_s": time.time(),
             "restart": restart,
             "resumed_learner_step": checkpoint.step if checkpoint else 0,
             "config_hash": config_hash,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,6 +18,10 @@ METRICS = "metrics.jsonl"
 STATUS = "STATUS.json"
 TENSORBOARD = "tensorboard"
 
+UNDER_WAY = ("starting", "running", "stopping")
+"""States of a run that some process should be working on."""
+
+_FAILURES = "failures.jsonl"
 _TEST_BYTES = 2**16
 
 
@@ -100,6 +105,42 @@ class RunDir:
           RunDirError: it can't be read or written.
         """
         self.write_status({**(self.read_status() or {}), **changes})
+
+    def note_failure(self, why: str) -> None:
+        """Keep why the run fails, and say so in STATUS.json, where that can be written.
+
+        Called by whichever process sees the failure, while the usual writer may be dead or stuck.
+        """
+        with contextlib.suppress(OSError):
+            record = {"time_unix_s": time.time(), "why": why}
+            with (self.logs / _FAILURES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        self._fail(why)
+
+    def settle_failure(self, default: str) -> None:
+        """Once no rank is left: a run that says it is under way has failed, by the first cause."""
+        status_s = (self.read_status() or {}).get("started_unix_s", 0.0)
+        causes = []
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            for line in (self.logs / _FAILURES).read_text(encoding="utf-8").splitlines():
+                record = json.loads(line)
+                if record["time_unix_s"] >= status_s:
+                    causes.append(record["why"])
+        self._fail(causes[0] if causes else default)
+
+    def _fail(self, why: str) -> None:
+        # A name of its own: the usual writer may be at work on its temporary file.
+        partial = self.path / f".{STATUS}.failure-{os.uname().nodename}-{os.getpid()}"
+        with contextlib.suppress(OSError, RunDirError):
+            status = self.read_status()
+            if status is None or status.get("state") not in UNDER_WAY:
+                return
+            status |= {"state": "failed", "verdict": why, "updated_unix_s": time.time()}
+            try:
+                write_synced(partial, json_text(status, indent=2) + "\n")
+                os.replace(partial, self.status)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def read_status(self) -> dict[str, Any] | None:
         """Return the contents of STATUS.json, None where there is none.

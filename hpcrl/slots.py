@@ -86,6 +86,8 @@ class StepSlots:
     ):
         self._rows_per_slot = rows_per_slot
         self._max_batch_rows = max_batch_rows
+        self._lost_ranks = link.lost_ranks
+        self._lost: set[int] = set()
         self._max_wait_s = max_wait_s
         self._clients = clients
         step, reply = step_layout(env, rows_per_slot, num_timers), reply_layout(env, rows_per_slot)
@@ -114,8 +116,11 @@ class StepSlots:
             self._receivers.start(slot)
 
     def poll(self) -> bool:
-        """Take note of arrived messages; return whether there were any."""
+        """Take note of arrived messages and of dead clients; return whether there were any."""
         arrived = self._receivers.poll()
+        if self._lost_ranks:
+            self._drop_lost()
+            arrived = [slot for slot in arrived if slot not in self._lost]
         if not arrived:
             return False
         if not self._waiting:
@@ -134,6 +139,16 @@ class StepSlots:
                     "overwritten or a message was lost"
                 )
 
+    def _drop_lost(self) -> None:
+        """Forget the slots of dead clients: their unrolls under construction never end."""
+        self._lost = {s for s, c in enumerate(self._clients) if c.rank in self._lost_ranks}
+        self._waiting = [slot for slot in self._waiting if slot not in self._lost]
+
+    @property
+    def num_lost(self) -> int:
+        """Slots whose client has died."""
+        return len(self._lost)
+
     @property
     def num_waiting(self) -> int:
         """Slots whose environments wait for actions."""
@@ -144,9 +159,11 @@ class StepSlots:
         waiting = len(self._waiting)
         if waiting == 0:
             return False
+        alive = len(self._clients) - len(self._lost)
         return (
-            waiting * self._rows_per_slot >= self._max_batch_rows
-            or waiting == len(self._clients)
+            # With fewer clients, the same share of them makes a full batch.
+            waiting * self._rows_per_slot * len(self._clients) >= self._max_batch_rows * alive
+            or waiting == alive
             or time.perf_counter() - self._first_arrival_s >= self._max_wait_s
         )
 
@@ -226,6 +243,8 @@ class StepSlots:
         batch[places] = actions
         self._reply["action"][slots] = batch.reshape(len(slots), self._rows_per_slot, -1)
         for slot in slots:
+            if slot in self._lost:
+                continue
             self._receivers.start(slot)
             self._send(slot, Command.ACT)
             self._sequence[slot] += 1
@@ -242,11 +261,14 @@ class StepSlots:
         stopped: set[int] = set()
 
         def missing() -> str:
-            absent = [c.rank for s, c in enumerate(self._clients) if s not in stopped]
+            absent = [c.rank for s, c in enumerate(self._clients) if s not in answered()]
             return f"{link.label} waited at shut-down for a step of actor ranks {absent}"
 
+        def answered() -> set[int]:
+            return stopped | self._lost
+
         waiter = link.waiter(missing)
-        while len(stopped) < len(self._clients):
+        while len(answered()) < len(self._clients):
             self.poll()
             if not self._waiting:
                 waiter.idle()
@@ -255,7 +277,10 @@ class StepSlots:
                 self._send(int(slot), Command.STOP)
                 stopped.add(int(slot))
             waiter.progress()
-        while not all(sender.done() for sender in self._senders):
+        while not all(
+            slot in self._lost or sender.done() for slot, sender in enumerate(self._senders)
+        ):
+            self.poll()
             waiter.idle()
 
     def close(self) -> None:

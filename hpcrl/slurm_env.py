@@ -87,6 +87,12 @@ def read_launch_info(environ: Mapping[str, str] | None = None) -> LaunchInfo:
     )
 
 
+def survives_deaths(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the launcher lets a rank die without ending the job: `mpirun --with-ft ulfm`."""
+    env = os.environ if environ is None else environ
+    return env.get("OMPI_MCA_mpi_ft_enable", "") in ("1", "true")
+
+
 def is_launched(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a launcher started this process as an MPI rank.
 

@@ -34,6 +34,7 @@ COUNTERS = (
     "row_wait_s",
     "unrolls",
     "restarts",
+    "lost_actors",
     "idle_rows",
     "recorded_episodes",
     "dropped_episodes",

@@ -16,16 +16,37 @@ _SLEEP_SHARE = 0.25
 more than that share of the wait."""
 
 
+class Pulse:
+    """A loop's sign of life: it counts, and a thread with a clock of its own looks on.
+
+    Attributes:
+      beats: grows while the loop goes round, also while it waits for messages.
+      stage: the stage that it finished last.
+    """
+
+    __slots__ = ("beats", "stage")
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.stage = "start"
+
+
 class StageTimer:
     """Attributes elapsed time to named stages; one clock read and one addition per mark.
 
     The loop calls `mark("send")` at the END of a stage: all time since the previous mark
-    belongs to it. `seconds` are totals since the start.
+    belongs to it. `seconds` are totals since the start. Each mark beats `pulse`.
     """
 
-    def __init__(self, stages: tuple[str, ...], clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        stages: tuple[str, ...],
+        clock: Callable[[], float] = time.perf_counter,
+        pulse: Pulse | None = None,
+    ):
         self.seconds: dict[str, float] = dict.fromkeys(stages, 0.0)
         self._clock = clock
+        self._pulse = pulse or Pulse()
         self._last = clock()
 
     def mark(self, stage: str) -> None:
@@ -33,6 +54,8 @@ class StageTimer:
         now = self._clock()
         self.seconds[stage] += now - self._last
         self._last = now
+        self._pulse.beats += 1
+        self._pulse.stage = stage
 
 
 class DeadlineError(RuntimeError):
@@ -47,10 +70,18 @@ class Waiter:
         for a share of the time waited, up to 2 ms).
       deadline_s: longest wait without progress.
       describe: called only when the deadline passes; says who waits for whom, on what.
+      pulse: beaten while it waits.
     """
 
-    def __init__(self, policy: WaitPolicy, deadline_s: float, describe: Callable[[], str]):
+    def __init__(
+        self,
+        policy: WaitPolicy,
+        deadline_s: float,
+        describe: Callable[[], str],
+        pulse: Pulse | None = None,
+    ):
         self._policy = policy
+        self._pulse = pulse or Pulse()
         self._deadline_s = deadline_s
         self._describe = describe
         self._since: float | None = None
@@ -65,6 +96,7 @@ class Waiter:
         Raises:
           DeadlineError: nothing arrived for `deadline_s`.
         """
+        self._pulse.beats += 1
         now = time.monotonic()
         if self._since is None:
             self._since = now

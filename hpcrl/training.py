@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -15,7 +16,8 @@ from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
 from hpcrl.layouts import check_layout
 from hpcrl.resume import RunIsDone, check_not_done
-from hpcrl.slurm_env import LaunchError, is_launched, parse_time_unix_s
+from hpcrl.run_dir import RunDir, RunDirError
+from hpcrl.slurm_env import LaunchError, is_launched, parse_time_unix_s, survives_deaths
 from hpcrl.stopping import StopSignal
 from hpcrl.topology import TopologyError, local_world_size
 
@@ -114,7 +116,11 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
         print(f"hpcrl: {error}", file=sys.stderr)
         return exit_codes.LAUNCH
     arguments = ["train", path, *overrides, "--run.dir", config.run.dir]
-    return run_mpirun(mpirun_command(mpirun, ranks, arguments), ranks)
+    command = mpirun_command(mpirun, ranks, arguments, config.run.fault_tolerance == "ulfm")
+    code = run_mpirun(command, ranks)
+    with contextlib.suppress(RunDirError):
+        RunDir(config.run.dir).settle_failure(f"mpirun ended with exit code {code}")
+    return code
 
 
 def _rank(path: str, overrides: Sequence[str]) -> int:
@@ -124,7 +130,7 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
     # Before any other import of mpi4py: nothing here may start MPI with other settings.
     from hpcrl.transport import MpiLink, abort, finalize
 
-    link = MpiLink(deadline_s=300.0, max_message_bytes=2**30)
+    link = MpiLink(deadline_s=300.0, max_message_bytes=2**30, fault_tolerant=survives_deaths())
     try:
         from hpcrl.launch import run_rank
 
@@ -139,7 +145,8 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
 def _report(who: str, error: BaseException) -> int:
     """Write why this rank ends the job to its log and to stderr; return the job's exit code."""
     from env_wrappers import EnvError, EnvFailure
-    from hpcrl.rank_log import log
+    from hpcrl.link import PeerLostError
+    from hpcrl.rank_log import log, log_folder
     from hpcrl.startup import FabricError
 
     codes: dict[type[Exception], int] = {
@@ -150,7 +157,11 @@ def _report(who: str, error: BaseException) -> int:
     code = next((c for kind, c in codes.items() if isinstance(error, kind)), exit_codes.INTERNAL)
     details = f"{who} failed\n{traceback.format_exc()}"
     log.error(details)
+    run_dir = log_folder()
+    if run_dir is not None:
+        RunDir(run_dir).note_failure(f"{who}: {type(error).__name__}: {error}")
     # Where it isn't an error of hpcrl the message says it all.
-    text = details if code == exit_codes.INTERNAL else f"{who}: {error}"
+    short = code != exit_codes.INTERNAL or isinstance(error, PeerLostError)
+    text = f"{who}: {error}" if short else details
     print(f"hpcrl: {text}", file=sys.stderr, flush=True)
     return code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, cast
@@ -10,16 +12,56 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from hpcrl.link import PLANES, Bytes, Incoming, split_bytes, wait_until
-from hpcrl.timing import Waiter, WaitPolicy
+from hpcrl.link import PLANES, Bytes, Incoming, PeerLostError, split_bytes, wait_until
+from hpcrl.rank_log import log
+from hpcrl.slurm_env import survives_deaths
+from hpcrl.timing import Pulse, Waiter, WaitPolicy
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+
+
+class Deaths:
+    """Ranks that died, under `mpirun --with-ft ulfm`; without it MPI ends the whole job.
+
+    Args:
+      expendable: ranks that may die.
+      lost_ranks: grows by those of them that have died.
+    """
+
+    def __init__(self, label: Callable[[], str]):
+        self.expendable: frozenset[int] = frozenset()
+        self.lost_ranks: set[int] = set()
+        self._label = label
+
+    def note(self, rank: int, error: MPI.Exception) -> None:
+        """A receive from `rank`, or a send to it, has failed.
+
+        Raises:
+          PeerLostError: the run can't do without it.
+          MPI.Exception: it did not fail because a rank has died.
+        """
+        if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+            raise error
+        if rank in self.lost_ranks:
+            return
+        if rank not in self.expendable:
+            raise PeerLostError(f"rank {rank} has died, and the run can't go on without it")
+        self.lost_ranks.add(rank)
+        log.warning("%s: rank %d has died; the run goes on without it", self._label(), rank)
 
 
 class MpiReceivers:
     """Persistent receives, tested together; a message over the part size is several receives."""
 
-    def __init__(self, comm: MPI.Comm, incoming: Sequence[Incoming], part_bytes: int):
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        incoming: Sequence[Incoming],
+        part_bytes: int,
+        deaths: Deaths | None,
+    ):
+        self._deaths = deaths
+        self._sources = [one.source for one in incoming]
         self._requests: list[MPI.Prequest] = []
         self._message_of: list[int] = []
         self._requests_of: list[list[int]] = []
@@ -32,13 +74,17 @@ class MpiReceivers:
         self._missing = [0] * len(self._requests_of)
 
     def start(self, index: int) -> None:
-        """Post receive `index`."""
+        """Post receive `index`; one from a dead rank never completes."""
+        if self._deaths and self._sources[index] in self._deaths.lost_ranks:
+            return
         self._missing[index] = len(self._requests_of[index])
         for request in self._requests_of[index]:
             self._requests[request].Start()
 
     def poll(self) -> Sequence[int]:
         """Return the indices that completed since the last call."""
+        if self._deaths:
+            return self._poll_each(self._deaths)
         finished = MPI.Prequest.Testsome(self._requests)
         if not finished:
             return ()
@@ -50,10 +96,28 @@ class MpiReceivers:
                 complete.append(message)
         return complete
 
+    def _poll_each(self, deaths: Deaths) -> Sequence[int]:
+        """The same one by one: from a failed Testsome one can't tell who completed."""
+        complete = []
+        for message, source in enumerate(self._sources):
+            if not self._missing[message] or source in deaths.lost_ranks:
+                continue
+            try:
+                # An inactive request is complete, so parts that came earlier count again.
+                parts = [self._requests[request].Test() for request in self._requests_of[message]]
+            except MPI.Exception as error:
+                deaths.note(source, error)
+                continue
+            if all(parts):
+                self._missing[message] = 0
+                complete.append(message)
+        return complete
+
     def cancel(self) -> None:
         """Withdraw posted receives and free the requests."""
+        lost = self._deaths.lost_ranks if self._deaths else ()
         for message, missing in enumerate(self._missing):
-            if missing:
+            if missing and self._sources[message] not in lost:
                 for request in self._requests_of[message]:
                     if not self._requests[request].Test():
                         self._requests[request].Cancel()
@@ -75,7 +139,10 @@ class MpiSender:
         buffer: Bytes,
         synchronous: bool,
         part_bytes: int,
+        deaths: Deaths | None,
     ):
+        self._dest = dest
+        self._deaths = deaths
         init: Callable[..., Any] = comm.Ssend_init if synchronous else comm.Send_init
         self._requests: list[MPI.Prequest] = [
             init([part, MPI.BYTE], dest, tag) for part in split_bytes(buffer, part_bytes)
@@ -89,25 +156,32 @@ class MpiSender:
 
     def done(self) -> bool:
         """Whether the buffer may be reused."""
-        if self._single is not None:
-            return self._single.Test()
-        return MPI.Prequest.Testall(self._requests)
+        try:
+            if self._single is not None:
+                return self._single.Test()
+            return MPI.Prequest.Testall(self._requests)
+        except MPI.Exception as error:
+            if self._deaths is None:
+                raise
+            self._deaths.note(self._dest, error)
+            return True
 
 
 class MpiPlane:
     """Point-to-point endpoints on one duplicated communicator."""
 
-    def __init__(self, comm: MPI.Comm, part_bytes: int):
+    def __init__(self, comm: MPI.Comm, part_bytes: int, deaths: Deaths | None):
         self._comm = comm
         self._part_bytes = part_bytes
+        self._deaths = deaths
 
     def receivers(self, incoming: Sequence[Incoming]) -> MpiReceivers:
         """Create persistent receives."""
-        return MpiReceivers(self._comm, incoming, self._part_bytes)
+        return MpiReceivers(self._comm, incoming, self._part_bytes, self._deaths)
 
     def sender(self, dest: int, tag: int, buffer: Bytes, *, synchronous: bool = False) -> MpiSender:
         """Create a persistent send."""
-        return MpiSender(self._comm, dest, tag, buffer, synchronous, self._part_bytes)
+        return MpiSender(self._comm, dest, tag, buffer, synchronous, self._part_bytes, self._deaths)
 
 
 class MpiGathering:
@@ -171,13 +245,23 @@ class MpiGroup:
 
 
 class MpiLink:
-    """This process's rank of MPI.COMM_WORLD."""
+    """This process's rank of MPI.COMM_WORLD.
 
-    def __init__(self, *, deadline_s: float, max_message_bytes: int):
+    Args:
+      deadline_s: longest wait.
+      max_message_bytes: longer messages are split.
+      fault_tolerant: the launcher lets a rank die without ending the job.
+    """
+
+    def __init__(self, *, deadline_s: float, max_message_bytes: int, fault_tolerant: bool = False):
         world = MPI.COMM_WORLD
         self.rank = world.Get_rank()
         self.size = world.Get_size()
         self.label = f"rank {self.rank}"
+        self.pulse = Pulse()
+        self.fault_tolerant = fault_tolerant
+        self._deaths = Deaths(lambda: f"{self.label} (rank {self.rank})")
+        self.lost_ranks = self._deaths.lost_ranks
         self.wait_policy: WaitPolicy = "backoff"
         self.deadline_s = deadline_s
         self.max_message_bytes = max_message_bytes
@@ -189,9 +273,19 @@ class MpiLink:
         self.node_rank = node.Get_rank()
         node.Free()
 
+    @property
+    def expendable(self) -> frozenset[int]:
+        """Ranks that may die; none unless the launcher allows it."""
+        return self._deaths.expendable
+
+    @expendable.setter
+    def expendable(self, ranks: frozenset[int]) -> None:
+        self._deaths.expendable = ranks if self.fault_tolerant else frozenset()
+
     def plane(self, name: str) -> MpiPlane:
         """Return one of the planes."""
-        return MpiPlane(self._planes[name], self.max_message_bytes)
+        deaths = self._deaths if self.fault_tolerant else None
+        return MpiPlane(self._planes[name], self.max_message_bytes, deaths)
 
     def group(self, ranks: Sequence[int]) -> MpiGroup | None:
         """Collective: the group of `ranks`, None on a rank that isn't in it."""
@@ -214,7 +308,7 @@ class MpiLink:
 
     def waiter(self, describe: Callable[[], str], deadline_s: float | None = None) -> Waiter:
         """Return a waiter with this link's policy."""
-        return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe)
+        return Waiter(self.wait_policy, deadline_s or self.deadline_s, describe, self.pulse)
 
 
 def alone() -> MPI.Intracomm:
@@ -254,8 +348,15 @@ def finalize() -> None:
 
 
 def abort(code: int) -> NoReturn:
-    """End every rank of the job at once with exit code `code`."""
+    """End every rank of the job at once with exit code `code`, or another that is not 0.
+
+    Where the launcher lets ranks die, an abort ends this rank alone and the others are not told. So
+    mpirun is asked to end, and this rank dies by a signal, which those that need it do notice.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
+    if survives_deaths():
+        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
     MPI.COMM_WORLD.Abort(code)
     raise SystemExit(code)

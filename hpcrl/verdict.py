@@ -118,6 +118,7 @@ def judge_run(
     Raises:
       RunDirError: the run's files can't be read or written.
     """
+    RunDir(path).settle_failure(f"the launch ended with exit code {exit_code}")
     status = RunDir(path).read_status() or {}
     checkpoints = list_checkpoints(path)
     attempt = Attempt(job, exit_code, checkpoints[0][0] if checkpoints else -1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hpcrl.link import Incoming, Link, wait_until
+from hpcrl.link import Incoming, Link, Sender, wait_until
 from hpcrl.wire import Tag, weights_layout, weights_request_layout
 
 _SNAPSHOTS = 2
@@ -45,6 +45,8 @@ class WeightsPublisher:
             [plane.sender(rank, Tag.WEIGHTS, self._snapshots[s]) for rank in clients]
             for s in range(_SNAPSHOTS)
         ]
+        self._clients = clients
+        self._lost_ranks = link.lost_ranks
         self._asking: set[int] = set()
         for index in range(len(clients)):
             self._requests.start(index)
@@ -61,7 +63,11 @@ class WeightsPublisher:
           frames: emulator frames that they were trained on.
         """
         self._asking.update(self._requests.poll())
-        due = [client for client in self._asking if self._have[client] < version]
+        due = [
+            client
+            for client in self._asking
+            if self._have[client] < version and self._clients[client] not in self._lost_ranks
+        ]
         if not due:
             return
         snapshot = self._snapshot_of(parameters, version, frames)
@@ -80,7 +86,7 @@ class WeightsPublisher:
             if versions[snapshot] == version:
                 return snapshot
         for snapshot, senders in enumerate(self._senders):
-            if all(sender.done() for sender in senders):
+            if self._all_done(senders):
                 self._views["parameters"][snapshot] = parameters()
                 self._views["frames"][snapshot] = frames
                 versions[snapshot] = version
@@ -89,7 +95,14 @@ class WeightsPublisher:
 
     def idle(self) -> bool:
         """Whether no copy is on its way any more."""
-        return all(sender.done() for senders in self._senders for sender in senders)
+        return all(self._all_done(senders) for senders in self._senders)
+
+    def _all_done(self, senders: Sequence[Sender]) -> bool:
+        """Whether the buffer is free again; what goes to the dead never arrives."""
+        return all(
+            rank in self._lost_ranks or sender.done()
+            for rank, sender in zip(self._clients, senders, strict=True)
+        )
 
     def close(self) -> None:
         """Withdraw the posted receives."""

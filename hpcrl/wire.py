@@ -32,6 +32,7 @@ class Tag(IntEnum):
     STATS = 6
     DONE = 7
     ROUND = 8
+    LEAVE = 9
     STEP = 100
     REPLY = 10000
 
@@ -214,6 +215,11 @@ def weights_request_layout() -> Layout:
 def command_layout() -> Layout:
     """A `Command` from a learner to its inference ranks."""
     return Layout("command", {"command": _scalar("int64")})
+
+
+def code_layout() -> Layout:
+    """A rank's exit code on its way up, the job's on its way down."""
+    return Layout("code", {"code": ArraySpec((), "int64")})
 
 
 def stats_layout(counters: tuple[str, ...], episodes: int) -> Layout:

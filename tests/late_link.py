@@ -43,6 +43,7 @@ class LateNet:
 class LateLink:
     label = "late"
     wait_policy = "spin"
+    lost_ranks: frozenset[int] = frozenset()
 
     def __init__(self, net, rank):
         self.net, self.rank = net, rank

@@ -77,6 +77,7 @@ class JobRun:
         monkeypatch.setattr(StopSignal, "install", self._install(self.signals))
         # What a rank does to its process: here it is the process of all tests.
         monkeypatch.setattr("hpcrl.launch.log_to", lambda *arguments: None)
+        monkeypatch.setattr("hpcrl.launch.start_watchdog", lambda *arguments: None)
         monkeypatch.setattr("hpcrl.torch_device.keep_freed_memory", lambda: None)
         monkeypatch.setattr("os.nice", lambda increment: 0)
         for name in THREAD_VARIABLES:

@@ -36,6 +36,13 @@ class RunConfig:
     `deadline_lead_s` before it. `HPCRL_JOB_END` gives the same. Empty: none."""
     deadline_lead_s: NonNegativeFloat = 120.0
     """Seconds before the deadline at which the agreed stop begins."""
+    fault_tolerance: Literal["off", "ulfm"] = "off"
+    """ulfm: `hpcrl train` starts its mpirun with `--with-ft ulfm` (Open MPI 5): the death of an
+    actor or worker then costs its environments only, but in layout: sync. Under a launcher of
+    your own its options decide."""
+    silence_timeout_s: NonNegativeFloat = 600.0
+    """A rank whose loop stands still for this long has its name, and all ranks' stacks, written to
+    the run directory, and the job ends with 70. 0: never; `hpcrl status` names it all the same."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -98,16 +98,16 @@ def run(job: Job, brain: Brain, device: torch.device) -> None:
     link = job.link
     env_ids = np.concatenate([job.env_ids(a) for a in job.topology.actors_of[job.rank]])
     policy = make_policy(job, brain, device, env_ids)
-    slots = make_slots(job)
+    slots, clients = make_slots(job), job.clients(job.rank)
     port = LearnerPort(job, policy)
     held = None
     if isinstance(policy, PacedPolicy):
         held = HeldSlots(slots, policy, job.rows_per_slot, job.config.env.groups)
-    stats, timer = port.stats, StageTimer(INFERENCE_STAGES)
+    stats, timer = port.stats, StageTimer(INFERENCE_STAGES, pulse=link.pulse)
     waiter = link.waiter(
         lambda: (
             f"{link.label} (rank {link.rank}) waited for {port.need()}; {slots.num_waiting} of "
-            f"{len(job.clients(job.rank))} slots wait, learner is rank {port.learner}"
+            f"{len(clients)} slots wait, learner is rank {port.learner}"
         )
     )
 
@@ -121,6 +121,8 @@ def run(job: Job, brain: Brain, device: torch.device) -> None:
         if stats.due:
             _report(port, timer, slots, policy)
         slots.poll()
+        if slots.num_lost == len(clients):
+            raise RuntimeError(f"all actors of {link.label} have died: it has no environments")
         if port.outbox.blocked or policy.version < 0 or not slots.due():
             waiter.idle(job.config.inference.max_wait_s if slots.num_waiting else 1.0)
             timer.mark("blocked" if port.outbox.blocked else "held" if held else "wait")
@@ -159,6 +161,7 @@ def _report(port: LearnerPort, timer: StageTimer, slots: StepSlots, policy: Acti
     stats.set_stages("inference", timer.seconds)
     stats.set_stages("actor", dict(zip(ACTOR_STAGES, slots.timers_s().tolist(), strict=True)))
     stats.totals["restarts"] = policy.restarts
+    stats.totals["lost_actors"] = len(port.lost_ranks)
     stats.totals["idle_rows"] = policy.idle_rows
     stats.set_failures(slots.failures().tolist())
     stats.totals["env_steps"] = stats.totals["rows"]

@@ -102,7 +102,7 @@ class Learner:
         self.commands = CommandSender(link, clients)
         own: dict[str, Rule] = {"stop": "max", "checkpoint": "max", "checkpoint_open": "max"}
         self.votes = Agreement(group, {**own, **source.rules})
-        self.timer = StageTimer(LEARNER_STAGES)
+        self.timer = StageTimer(LEARNER_STAGES, pulse=link.pulse)
         self.book: Bookkeeper | None = None
         if job.rank == job.root:
             self.book = self._open_book()
@@ -122,6 +122,7 @@ class Learner:
             self.returns,
             StatsCollector(job.link, acting_ranks + evaluators),
             RoundCollector(job.link, evaluators, job.config.evaluation.episodes),
+            job.link.lost_ranks,
         )
 
     def _restore(self, checkpoint: Checkpoint | None) -> None:
@@ -163,6 +164,10 @@ class Learner:
 
     def serve(self) -> bool:
         """Do all that must go on while this rank waits; return whether unrolls arrived."""
+        if self.job.link.lost_ranks.issuperset(self.job.topology.clients_of[self.job.rank]):
+            raise RuntimeError(
+                f"all workers of {self.job.link.label} have died: nobody acts for it"
+            )
         self.source.version = self.counters.learner_steps
         arrived = self.source.serve()
         counters = self.counters

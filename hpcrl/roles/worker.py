@@ -84,7 +84,7 @@ def run(job: Job, brain: Brain, device: torch.device, groups: Sequence[EnvBatch]
     policy = make_policy(job, brain, device, job.env_ids(job.rank))
     paced = policy if isinstance(policy, PacedPolicy) else None
     port = LearnerPort(job, policy)
-    timer = StageTimer(("step", *INFERENCE_STAGES))
+    timer = StageTimer(("step", *INFERENCE_STAGES), pulse=job.link.pulse)
     rows = job.rows_per_slot
     local = [LocalGroup(envs, g * rows, job.restart) for g, envs in enumerate(groups)]
     timer.mark("step")
