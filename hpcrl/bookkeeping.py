@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from hpcrl.checkpoint import Snapshot
+from hpcrl.checkpoint import CheckpointError, Snapshot
 from hpcrl.checkpoint_writer import CheckpointWriter
 from hpcrl.config.root import Config
 from hpcrl.counters import Counters, Meter, RollingReturns
@@ -18,13 +19,14 @@ from hpcrl.metrics import MetricsWriter
 from hpcrl.progress import Progress
 from hpcrl.rank_log import log
 from hpcrl.rounds import RoundCollector
-from hpcrl.run_dir import RunDir
+from hpcrl.run_dir import RunDir, RunDirError
 from hpcrl.specs import ENV_FAILURES
 from hpcrl.stats import StatsCollector
 from hpcrl.stopping import lead_problem
 from hpcrl.topology import Topology
 
 _STATUS_EVERY_S = 10.0
+_RETRY_S = 5.0
 
 
 class Bookkeeper:
@@ -84,6 +86,11 @@ class Bookkeeper:
         self._meter = Meter(self._totals({}))
         self._frozen = False
         self._lead_warned = False
+        limits_s = (config.transport.deadline_s, config.run.silence_timeout_s or float("inf"))
+        self._pause_s = min(config.checkpoint.pause_s, min(limits_s) / 2)
+        self._paused_since_s: float | None = None
+        self._failed_checkpoints = 0
+        self._troubles: set[str] = set()
         self.checkpoint_copy_s = 0.0
         self._begun_step: int | None = None
         self.write_status("running")
@@ -126,6 +133,59 @@ class Bookkeeper:
             shown = episode.evaluation or not self._has_evaluation
             (self.returns if shown else self._exploring).extend([(episode.score, episode.steps)])
         self.counters.episodes += len(episodes)
+        if (error := self._writer.take_error()) is not None:
+            self._note_failed_checkpoint(error)
+        elif not self.checkpoint_open:
+            self._troubles.discard("checkpoint")
+
+    def _note_failed_checkpoint(self, error: CheckpointError) -> None:
+        """Say so and try again soon; train on meanwhile, or not."""
+        now_s = time.monotonic()
+        self._failed_checkpoints += 1
+        every_s = self._config.checkpoint.every_s or float("inf")
+        self._next_checkpoint_s = now_s + min(every_s, _RETRY_S)
+        text = str(error)
+        if self._config.checkpoint.on_error == "pause":
+            self._paused_since_s = self._paused_since_s or now_s
+            text += "; training pauses until it can be"
+        self._say_once("checkpoint", text)
+
+    def paused(self) -> bool:
+        """Whether training waits for a checkpoint that could not be written yet.
+
+        Raises:
+          CheckpointError: for too long.
+        """
+        if self._paused_since_s is None:
+            return False
+        if self._writer.saved_step == self.counters.learner_steps:
+            self._paused_since_s = None
+            return False
+        if time.monotonic() - self._paused_since_s > self._pause_s:
+            raise CheckpointError(
+                f"no checkpoint could be written for {self._pause_s:g} s (checkpoint.pause_s): the "
+                "run ends; free space in its directory and start it again"
+            )
+        return True
+
+    def _say_once(self, kind: str, text: str) -> None:
+        """Warn of a trouble once until it is over."""
+        if kind not in self._troubles:
+            self._troubles.add(kind)
+            log.warning(text)
+            self.progress.say(f"warning: {text}")
+
+    def _try(self, kind: str, act: Callable[[], None]) -> None:
+        """Write what the run can do without; the next time may go well."""
+        try:
+            act()
+            self._troubles.discard(kind)
+        except RunDirError as error:
+            self._say_once(kind, f"{error}; training goes on")
+
+    def stopping(self) -> None:
+        """Say that the run is at its end."""
+        self._try("status", lambda: self.write_status("stopping"))
 
     def freeze(self) -> None:
         """Keep counters and returns as the last checkpoint has them.
@@ -154,7 +214,7 @@ class Bookkeeper:
             self.report(stages)
             self._next_report_s = now_s + self._config.metrics.every_s
         if now_s >= self._next_status_s:
-            self.write_status("running")
+            self._try("status", lambda: self.write_status("running"))
             self._next_status_s = now_s + _STATUS_EVERY_S
 
     def report(self, stages: Mapping[str, float]) -> None:
@@ -174,10 +234,15 @@ class Bookkeeper:
         values["checkpoint_copy_s"] = self.checkpoint_copy_s
         values["checkpoint_write_s"] = self._writer.write_s
         self._check_lead(self._writer.write_s + (values.get("replay_write_s") or 0.0))
+        values["failed_checkpoints"] = self._failed_checkpoints
         evaluated = self._rounds.take()
         self._evaluated = evaluated or self._evaluated
-        record = self._metrics.write(self.counters, {**values, **evaluated})
-        self.progress.update({**self._evaluated, **record})
+
+        def write() -> None:
+            record = self._metrics.write(self.counters, {**values, **evaluated})
+            self.progress.update({**self._evaluated, **record})
+
+        self._try("metrics", write)
 
     def _check_lead(self, checkpoint_s: float) -> None:
         """Warn once when the measured checkpoint leaves too little time before the deadline."""
@@ -238,7 +303,12 @@ class Bookkeeper:
 
     def checkpoint_due(self) -> bool:
         """Whether a periodic checkpoint should be taken; never while one is being written."""
-        return time.monotonic() >= self._next_checkpoint_s and not self._writer.busy
+        if time.monotonic() < self._next_checkpoint_s or self._writer.busy:
+            return False
+        if (error := self._writer.take_error()) is not None:
+            self._note_failed_checkpoint(error)
+            return False
+        return True
 
     @property
     def checkpoint_open(self) -> bool:
@@ -259,21 +329,40 @@ class Bookkeeper:
         self._writer.submit(Snapshot(self._begun_step, tensors, full_state))
         self._next_checkpoint_s = start_s + (self._config.checkpoint.every_s or float("inf"))
 
-    def wait_for_checkpoint(self) -> None:
-        """Return when the last checkpoint is durable.
+    def last_checkpoint(
+        self, snapshot: Callable[[], Mapping[str, Any]], state: dict[str, Any]
+    ) -> None:
+        """Write the checkpoint of a stop and return when it is durable.
 
         Raises:
-          CheckpointError: it could not be written.
+          CheckpointError: it could not be written, however often it was tried.
         """
-        self._writer.wait()
+        end_s = time.monotonic() + self._pause_s
+        with contextlib.suppress(CheckpointError):
+            self._writer.wait()  # for a write under way, which this one replaces
+        while True:
+            try:
+                self.checkpoint(snapshot, state)
+                self._writer.wait()
+                return
+            except CheckpointError as error:
+                if time.monotonic() + _RETRY_S > end_s:
+                    raise
+                self._say_once("checkpoint", f"{error}; tries again")
+            time.sleep(_RETRY_S)
 
     def close(self, state: str, verdict: str, stages: Mapping[str, float]) -> None:
-        """Write the last record and the final STATUS.json."""
+        """Write the last record and the final STATUS.json.
+
+        Raises:
+          RunDirError: the latter can't be written.
+        """
         self.poll()
         if self._steps or self._rounds.pending:
             self.report(stages)
         self.progress.close()
-        self._metrics.close()
+        with contextlib.suppress(OSError):
+            self._metrics.close()
         self._collector.close()
         self._rounds.close()
         self.write_status(state, verdict=verdict)

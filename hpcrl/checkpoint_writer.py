@@ -44,6 +44,16 @@ class CheckpointWriter:
         )
         self._thread.start()
 
+    def take_error(self) -> CheckpointError | None:
+        """Return why the last write failed, once, if it has ended and did."""
+        if self.busy:
+            return None
+        try:
+            self.wait()
+        except CheckpointError as error:
+            return error
+        return None
+
     def wait(self) -> None:
         """Return when nothing is being written.
 

@@ -10,5 +10,7 @@ LAUNCH = 71
 """The ranks don't form the job that was asked for: launcher, MPI library or fabric."""
 ENVIRONMENTS = 72
 """The environments failed more often than `env.max_restarts_per_hour` allows."""
+STORAGE = 74
+"""The run directory can't be written; the last good checkpoint is intact."""
 REQUEUE = 75
 """Stopped by a signal or at the wall limit with a durable checkpoint: start me again."""

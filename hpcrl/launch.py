@@ -435,7 +435,11 @@ def _print_summary(run_dir: Path) -> None:
     from hpcrl.progress import choose_mode
     from hpcrl.report import summarise, summary_table, write_learning_curve
 
-    picture = write_learning_curve(run_dir)
+    try:
+        picture = write_learning_curve(run_dir)
+    except RunDirError as error:
+        print(f"no learning curve: {error}")
+        picture = None
     # mpirun may give a rank a terminal of its own where the user has none.
     colours = choose_mode("auto", sys.stdout.isatty(), os.environ) == "live"
     console = Console(force_terminal=colours, no_color=not colours)

@@ -22,6 +22,8 @@ _DOCUMENTED = (
     exit_codes.USAGE,
     exit_codes.INTERNAL,
     exit_codes.LAUNCH,
+    exit_codes.ENVIRONMENTS,
+    exit_codes.STORAGE,
     exit_codes.REQUEUE,
 )
 

@@ -29,3 +29,4 @@ def log_to(run_dir: Path, rank: int, restart: int) -> None:
     )
     logging.getLogger().addHandler(handler)
     faulthandler.enable()
+    logging.raiseExceptions = False  # a full disk is reported where it matters

@@ -145,6 +145,7 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
 def _report(who: str, error: BaseException) -> int:
     """Write why this rank ends the job to its log and to stderr; return the job's exit code."""
     from env_wrappers import EnvError, EnvFailure
+    from hpcrl.checkpoint import CheckpointError
     from hpcrl.link import PeerLostError
     from hpcrl.rank_log import log, log_folder
     from hpcrl.startup import FabricError
@@ -153,6 +154,8 @@ def _report(who: str, error: BaseException) -> int:
         EnvError: exit_codes.USAGE,
         EnvFailure: exit_codes.ENVIRONMENTS,
         FabricError: exit_codes.LAUNCH,
+        CheckpointError: exit_codes.STORAGE,
+        RunDirError: exit_codes.STORAGE,
     }
     code = next((c for kind, c in codes.items() if isinstance(error, kind)), exit_codes.INTERNAL)
     details = f"{who} failed\n{traceback.format_exc()}"

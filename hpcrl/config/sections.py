@@ -250,6 +250,13 @@ class CheckpointConfig:
     """Seconds between checkpoints; 0: only at the end and at a stop."""
     keep: Positive = 3
     """Newest checkpoints kept."""
+    on_error: Literal["continue", "pause"] = "continue"
+    """When a periodic checkpoint can't be written: train on and try again (continue), or train no
+    further before it is written (pause). The one at a stop must be written, or the job ends with
+    74; the last good checkpoint is kept in any case."""
+    pause_s: NonNegativeFloat = 300.0
+    """Longest pause, and longest time to try for the checkpoint at a stop; then the job ends with
+    74. At most half of `transport.deadline_s` and `run.silence_timeout_s`, as others wait."""
     replay: Literal["none", "node_local", "shared"] = "none"
     """Whether each checkpoint also keeps the replay, written beside training: shared, in the
     run directory; node_local, in `$TMPDIR` of each node, for a job that comes back to the same

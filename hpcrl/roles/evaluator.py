@@ -72,7 +72,8 @@ class Evaluator:
         self._stopped = False
 
     def stopped(self) -> bool:
-        """Whether the learner has said STOP."""
+        """Whether the learner has said STOP; asked at every step of a round."""
+        self._job.link.pulse.beats += 1
         self._stopped = self._stopped or self._commands.poll() is Command.STOP
         return self._stopped
 
@@ -129,6 +130,7 @@ def run(job: Job, brain: Brain, device: torch.device, envs: EnvBatch) -> None:
     """Play rounds with the newest weights until the learner says STOP."""
     job.link.wait_policy = "backoff"  # nothing waits for this rank, and others want the core
     evaluator = Evaluator(job, brain, device, envs)
+    job.link.pulse.stage = "rounds"
     # Filling a replay takes longer than a healthy peer may be silent.
     waiter = job.link.waiter(lambda: "never too long", math.inf)
     next_s = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -202,7 +203,10 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
     while True:
         if learner.serve():
             waiter.progress()  # a replay may take longer to fill than a healthy peer may be silent
-        if not voted:
+        paused = _paused(learner)
+        if paused:
+            waiter.progress()
+        if not voted and (not paused or stop_signal.reason):
             goal = goal_reached(job.config.stop, counters, learner.returns if book else None)
             vote = Stop.GOAL if goal else Stop.REQUEUE if stop_signal.reason else Stop.NO
             reason = goal or stop_signal.reason or reason
@@ -244,6 +248,16 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
     return Outcome(stop, reason)
 
 
+def _paused(learner: Learner) -> bool:
+    """Whether this learner casts no vote before a checkpoint is written; tries to write it."""
+    book = learner.book
+    if book is None or not book.paused():
+        return False
+    if book.checkpoint_due():
+        book.checkpoint(learner.state, {"restart": learner.job.restart})
+    return True
+
+
 def _step(learner: Learner, batch: UnrollBatch) -> StepResult:
     counters, trainer = learner.counters, learner.trainer
     try:
@@ -254,7 +268,8 @@ def _step(learner: Learner, batch: UnrollBatch) -> StepResult:
         arrays |= {f"behaviour:{k}": v.numpy() for k, v in batch.behaviour.items()}
         rest = batch._asdict()
         del rest["observation"], rest["behaviour"]
-        np.savez_compressed(path, **arrays, **{k: v.numpy() for k, v in rest.items()})
+        with contextlib.suppress(OSError):
+            np.savez_compressed(path, **arrays, **{k: v.numpy() for k, v in rest.items()})
         # All learners are here; the first to leave ends the job.
         learner.group.barrier()
         raise
@@ -264,10 +279,9 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
     """Checkpoint first, as nothing on its way belongs to it; then drain the cell."""
     book, link = learner.book, learner.job.link
     if book:
-        book.write_status("stopping")
-        book.checkpoint(learner.state, {"restart": learner.job.restart})
+        book.stopping()
         book.freeze()
-        book.wait_for_checkpoint()
+        book.last_checkpoint(learner.state, {"restart": learner.job.restart})
     learner.commands.send(Command.STOP)
 
     def drain() -> None:
