@@ -6,8 +6,6 @@ need, but nothing of hpcrl.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import fcntl
 import mmap
@@ -22,7 +20,6 @@ from env_wrappers.registry import make
 from env_wrappers.step_memory import StepMemory, memory_nbytes
 
 _F_SETSIG = 10  # fcntl's number on Linux, named in Python since 3.13
-_PR_SET_PDEATHSIG = 1
 
 
 def main(commands: int, answers: int, memory: int, life: int) -> None:
@@ -54,11 +51,10 @@ def die_with_parent(life: int) -> None:
     """Have the kernel kill this process group when the parent process is gone.
 
     The kernel raises SIGKILL when the other end of `life` closes, so it works in a process that
-    hangs, and takes along what the environments started. The death signal covers a parent whose
-    end of the pipe some other process holds, too.
+    hangs, and takes along what the environments started. A parent-death signal would not: it comes
+    when the parent's first thread ends, which may be before the pipe closes, and this process
+    would be gone before its group is killed.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(life, _F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(life, fcntl.F_GETFL)

@@ -139,7 +139,8 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
     link.wait_policy = choose_wait_policy(config.transport.wait, len(node.ranks), node.num_cores)
     link.deadline_s = config.transport.start_deadline_s
     link.max_message_bytes = config.transport.max_message_bytes
-    if not rules_of(config).synchronous:  # where every environment owes its share of a batch
+    # Not where every environment owes its share of a batch, or followers would wait for a leader.
+    if not rules_of(config).synchronous and config.env.ranks_per_env == 1:
         link.expendable = frozenset(topology.ranks_of("actor") + topology.ranks_of("worker"))
     choose_threads(config, topology, link.rank)
     signal.stop_at_unix_s = _stop_at(config, info.job_end_unix_s)

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from hpcrl.heartbeat import read_beats
+from hpcrl.heartbeat import lost_ranks, read_beats
 from hpcrl.link import Incoming
 from hpcrl.loopback import World
 from hpcrl.metrics import read_metrics
@@ -155,6 +155,9 @@ def test_five_of_eight_actors_are_killed_and_the_run_ends_normally(tmp_path):
         for index in range(5):
             kill(run_dir, f"actor {index}")
             job.wait_until(lambda: lost_actors(run_dir) == index + 1, "loss")  # noqa: B023
+        job.wait_until(
+            lambda: len(lost_ranks(read_beats(run_dir))) == 5, "word of them in the beats"
+        )
         assert "actor 0 (rank 2), actor 1 (rank 3)" in hpcrl("status", run_dir)[1]
         steps = read_metrics(run_dir)[-1]["learner_steps"]
         job.wait_until(

@@ -52,6 +52,8 @@ def test_a_stopped_rank_is_named_and_the_job_ends_and_can_be_resumed(tmp_path, r
     config, run_dir = start(tmp_path, **sections)
     with TrainingJob(config) as job:
         job.wait_until(lambda: list_checkpoints(run_dir), "checkpoint")
+        # Until its first stage is known it has the whole time of a start.
+        job.wait_until(lambda: all(b.stage != "start" for b in read_beats(run_dir)), "stages")
         (victim,) = [b for b in read_beats(run_dir) if b.name == f"{role} 0"]
         others = {beat.rank for beat in read_beats(run_dir)} - {victim.rank}
         os.kill(victim.pid, signal.SIGSTOP)

@@ -133,3 +133,10 @@ def test_the_return_of_evaluators_is_shown_where_there_are_any(capsys):
     progress.update({**RECORD, "eval/return": 21.5})
     progress.close()
     assert "| eval return 21.5 |" in capsys.readouterr().out
+
+
+def test_a_terminal_that_a_launcher_made_is_no_sign_of_the_users():
+    environ = {"TERM": "xterm", "OMPI_COMM_WORLD_SIZE": "3"}
+    assert choose_mode("auto", True, environ) == "plain"
+    assert choose_mode("auto", True, {**environ, "HPCRL_TTY": "1"}) == "live"
+    assert choose_mode("auto", True, {"TERM": "xterm"}) == "live"

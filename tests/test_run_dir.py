@@ -10,7 +10,15 @@ from hpcrl.run_dir import RunDir, RunDirError
 
 def test_exit_codes_are_the_documented_ones():
     codes = {name: value for name, value in vars(exit_codes).items() if name.isupper()}
-    assert codes == {"DONE": 0, "USAGE": 2, "INTERNAL": 70, "LAUNCH": 71, "REQUEUE": 75}
+    assert codes == {
+        "DONE": 0,
+        "USAGE": 2,
+        "INTERNAL": 70,
+        "LAUNCH": 71,
+        "ENVIRONMENTS": 72,
+        "STORAGE": 74,
+        "REQUEUE": 75,
+    }
 
 
 def test_naming_a_run_directory_touches_no_file(tmp_path):
@@ -76,3 +84,32 @@ def test_a_status_file_that_is_no_json_object_is_named(tmp_path, text):
     (tmp_path / "STATUS.json").write_text(text, encoding="latin-1")
     with pytest.raises(RunDirError, match=r"STATUS\.json"):
         RunDir(tmp_path).read_status()
+
+
+def test_a_run_under_way_is_said_to_have_failed_by_its_first_cause(tmp_path):
+    run = RunDir(tmp_path)
+    run.create()
+    run.write_status({"state": "running", "started_unix_s": time.time() - 5.0})
+    run.note_failure("the first")
+    assert run.read_status()["state"] == "failed"
+    run.write_status({**(run.read_status() or {}), "state": "stopping"})  # by a writer that went on
+    run.note_failure("a consequence")
+    run.write_status({**(run.read_status() or {}), "state": "stopping"})
+    run.settle_failure("the code")
+    status = run.read_status()
+    assert (status["state"], status["verdict"]) == ("failed", "the first")
+    assert not list(tmp_path.glob(".STATUS*"))
+
+
+def test_causes_of_earlier_starts_and_ended_runs_are_left_alone(tmp_path):
+    run = RunDir(tmp_path)
+    run.create()
+    run.write_status({"state": "running", "started_unix_s": 0.0})
+    run.note_failure("long ago")
+    run.write_status({"state": "running", "started_unix_s": time.time() + 1.0})
+    run.settle_failure("the code")
+    assert run.read_status()["verdict"] == "the code"
+    run.write_status({"state": "done", "verdict": "goal"})
+    run.note_failure("too late")
+    run.settle_failure("too late")
+    assert run.read_status()["state"] == "done"
