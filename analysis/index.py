@@ -45,6 +45,8 @@ def build_index(run: Run) -> Path:
         os.replace(partial, path)
     except OSError as error:
         raise DataError(f"{path} can't be written: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)  # after an error; else it has its name already
     return path
 
 

@@ -1,4 +1,4 @@
-"""How old are the weights that act, how full are the batches, and how long do rows wait?
+"""How old are the weights that act and the items that a replay gives, and how long do rows wait?
 
 Policy lag is in learner steps, measured by the learner on what it trains on. A recording with
 `policy_version` also shows how often the weights changed within an episode.
@@ -21,6 +21,10 @@ FIGURES = {
     "batch_rows": "inference batch [rows]",
     "row_wait_ms": "first row's wait [ms]",
     "queue_fill": "learner queue fill [share]",
+    "replay_age_unrolls": "age of replayed items [unrolls stored since]",
+    "priority_age_draws": "age of priorities [draws since]",
+    "priority_mean": "mean priority",
+    "priority_max": "largest priority",
     "weight_changes": "weight changes within an episode",
 }
 _QUANTILES = (0.1, 0.5, 0.9, 0.99)
@@ -44,7 +48,7 @@ def samples(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         if weights.sum() > 0:
             found[name] = (metrics[name].to_numpy(np.float64)[keep], weights)
     if run.is_recorded:
-        episodes = run.episodes()
+        episodes = run.training_episodes()
         known = episodes[episodes["first_policy_version"] >= 0]
         changes = (known["last_policy_version"] - known["first_policy_version"]).to_numpy(
             np.float64

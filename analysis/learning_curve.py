@@ -17,7 +17,8 @@ import pandas as pd
 from analysis._common import Options, Result, command, new_figure
 from analysis.errors import DataError
 from analysis.reader import Run, same_environment
-from analysis.statistics import bootstrap, iqm, on_grid
+from analysis.rliable_statistics import add_statistics_option, statistics_from
+from analysis.statistics import bootstrap, on_grid
 
 AXES = {
     "frames": "emulator frames",
@@ -31,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what the curves are drawn over and what they show."""
     parser.add_argument("--x", choices=AXES, default="frames", help="horizontal axis")
     parser.add_argument("--y", default="mean_return_100", help="a metric")
+    add_statistics_option(parser)
 
 
 def group_key(run: Run) -> str:
@@ -74,6 +76,7 @@ def analyse(runs: list[Run], options: Options) -> Result:
     same_environment(runs)
     figure, (axes,) = new_figure(height=4.2)
     frames, notes = [], []
+    source = statistics_from(options.statistics)
     for label, members in group_runs(runs).items():
         curves = [curve(run, options.x, options.y) for run in members]
         (line,) = axes.plot([], [], label=label)
@@ -90,7 +93,9 @@ def analyse(runs: list[Run], options: Options) -> Result:
             axes.fill_between(grid, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         columns = {"group": label, options.x: grid, "median": median, "q25": low, "q75": high}
         frames.append(pd.DataFrame(columns))
-        final = bootstrap(values[:, -1], iqm)
+        if len(curves) == 1:
+            continue
+        final = bootstrap(values[:, -1], source.iqm)
         notes.append(
             f"{label}: interquartile mean at {grid[-1]:.4g} {options.x} is {final.value:.4g}, "
             f"95 % interval over seeds {final.low:.4g} to {final.high:.4g}"

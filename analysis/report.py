@@ -23,7 +23,7 @@ from analysis._common import (
     write_new,
 )
 from analysis.errors import DataError
-from analysis.reader import Run
+from analysis.reader import Run, same_environment
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -57,12 +57,12 @@ SECTIONS = (
     Section(
         "Learning curve over frames",
         learning_curve.analyse,
-        Namespace(x="frames", y="mean_return_100"),
+        Namespace(x="frames", y="mean_return_100", statistics="own"),
     ),
     Section(
         "Learning curve over time",
         learning_curve.analyse,
-        Namespace(x="wall_time_s", y="mean_return_100"),
+        Namespace(x="wall_time_s", y="mean_return_100", statistics="own"),
     ),
     Section("Throughput", throughput.analyse, Namespace()),
     Section("Scaling", scaling.analyse, Namespace()),
@@ -98,7 +98,15 @@ def overview(runs: list[Run]) -> pd.DataFrame:
 
 
 def page(runs: list[Run]) -> str:
-    """Return the HTML page."""
+    """Return the HTML page.
+
+    Raises:
+      DataError: the runs don't go together, or a recording is damaged or unfinished.
+    """
+    same_environment(runs)
+    for run in runs:
+        if run.is_recorded:
+            run.episodes()
     names = ", ".join(run.name for run in runs)
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",

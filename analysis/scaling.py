@@ -13,6 +13,8 @@ from analysis._common import Options, Result, command, new_figure
 from analysis.reader import Run
 from analysis.throughput import weighted_mean
 
+ROLES = ("learner", "inference", "actor", "worker", "evaluator")
+
 
 def job_size(run: Run) -> dict[str, int]:
     """Return nodes, ranks, cores and ranks of each role."""
@@ -40,6 +42,8 @@ def analyse(runs: list[Run], options: Options) -> Result:
         }
         rows.append({"run": run.name, **job_size(run), **rates})
     table = pd.DataFrame(rows).sort_values(["ranks", "run"], ignore_index=True)
+    counts = [name for name in table if name.removesuffix("s") in ROLES]
+    table[counts] = table[counts].fillna(0).astype(int)
     per_rank = table["frames_per_s"] / table["ranks"].clip(lower=1)
     table["frames_per_s_and_rank"] = per_rank
     table["efficiency"] = per_rank / per_rank.iloc[0]

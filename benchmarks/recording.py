@@ -1,12 +1,15 @@
 """What recording costs: training throughput with and without it, and reading what it wrote.
 
-    python benchmarks/recording.py --pairs 3 --seconds 60 --json benchmarks/results/recording.json
+    python benchmarks/recording.py --json benchmarks/results/recording.json
 
-Runs with and without recording alternate, so that a machine that slows down slows both.
+Runs with and without recording alternate, so that a machine that slows down slows both. Processor
+time is what other programs on the machine disturb least: where ranks fill all cores,
+throughput is inverse to it.
 """
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,32 +29,42 @@ CONFIG = ROOT / "configs" / "breakout_demo.yaml"
 EPISODE_STEPS = 200
 
 
-def train(folder, seconds, recording):
-    """Train on Breakout; return the run."""
+def train(folder, agent_steps, recording):
+    """Train on Breakout; return the run and its processor seconds."""
     command = [sys.executable, "-m", "hpcrl", "train", str(CONFIG), "--run.dir", str(folder)]
-    command += ["--stop.wall_time_s", str(seconds), "--learner.backend", "auto"]
+    command += ["--stop.agent_steps", str(agent_steps), "--stop.wall_time_s", "0"]
     command += ["--recording.enabled", str(recording).lower(), "--metrics.tensorboard", "false"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=seconds + 120)
-    return Run(folder)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Run(folder), cpu_s
 
 
-def training_cost(folder, pairs, seconds):
-    """Frames/s of both kinds, their ratio, and bytes per frame on disk."""
+def training_cost(folder, pairs, agent_steps):
+    """Rates and processor time of both kinds, their ratios, and bytes per frame on disk."""
+    start = {kind: train(folder / f"start-{kind}", 320, kind)[1] for kind in (True, False)}
     rates: dict[bool, list[float]] = {True: [], False: []}
+    cpu_ms: dict[bool, list[float]] = {True: [], False: []}
     steps = nbytes = 0
     for pair in range(pairs):
         for recording in (pair % 2 == 0, pair % 2 == 1):
-            run = train(folder / f"{pair}-{recording}", seconds, recording)
+            run, cpu_s = train(folder / f"{pair}-{recording}", agent_steps, recording)
             rates[recording].append(weighted_mean(run.metrics().iloc[1:], "env_steps_per_s"))
+            cpu_ms[recording].append(1e3 * (cpu_s - start[recording]) / agent_steps)
             if recording:
                 steps += len(run.steps("reward"))
                 nbytes += sum(s.path.stat().st_size for s in run.segments)
                 dropped = int(run.metrics()["dropped_episodes"].iloc[-1])
     ratios = np.array(rates[True]) / np.array(rates[False])
+    cpu_ratios = np.array(cpu_ms[False]) / np.array(cpu_ms[True])
     return {
         "env_steps_per_s_recorded": rates[True],
         "env_steps_per_s_plain": rates[False],
         "median_ratio": float(np.median(ratios)),
+        "cpu_ms_per_step_recorded": cpu_ms[True],
+        "cpu_ms_per_step_plain": cpu_ms[False],
+        "median_cpu_ratio": float(np.median(cpu_ratios)),
         "bytes_per_frame_on_disk": nbytes / steps,
         "dropped_episodes_last_run": dropped,
     }
@@ -106,12 +119,27 @@ def entry(number):
     }
 
 
+READ_INDEX = """
+import json, resource, sys, time
+from analysis.reader import Run
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before, start = peak_bytes(), time.perf_counter()
+count = len(Run(sys.argv[1]).episodes())
+print(json.dumps({"episodes": count, "seconds": time.perf_counter() - start,
+                  "more_memory_bytes": peak_bytes() - before}))
+"""
+
+
 def index_time(folder, steps):
-    """Seconds from nothing to the frame of all episodes."""
-    generate(folder, steps, (4,))
-    start = time.perf_counter()
-    table = Run(folder).episodes()
-    return {"steps": steps, "episodes": len(table), "seconds": time.perf_counter() - start}
+    """Seconds and memory from nothing to the frame of all episodes, for a tenth of `steps`, too."""
+    figures = []
+    for size in (steps // 10, steps):
+        generate(folder / str(size), size, (4,))
+        command = [sys.executable, "-c", READ_INDEX, str(folder / str(size))]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+        figures.append({"steps": size, **json.loads(done.stdout)})
+    return figures
 
 
 def random_reads(folder, sequences=300, length=20):
@@ -145,7 +173,7 @@ def main():
     """Measure and print; also write the figures to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3, help="0: no training")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--agent-steps", type=int, default=15_000, help="of each training run")
     parser.add_argument("--steps", type=int, default=10_000_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -156,7 +184,7 @@ def main():
             "random_reads_s": random_reads(folder / "reads"),
         }
         if options.pairs:
-            figures["training"] = training_cost(folder, options.pairs, options.seconds)
+            figures["training"] = training_cost(folder, options.pairs, options.agent_steps)
     text = json.dumps(figures, indent=2)
     print(text)
     if options.json:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from minari import MinariDataset
 
+from analysis.errors import DataError
 from analysis.export import export
 from analysis.reader import Run
 from tests.recording_tools import IMAGES, VECTOR, write_run
@@ -76,3 +77,33 @@ def test_robomimic_groups_and_masks(tmp_path):
             np.testing.assert_array_equal(demo["obs/obs"][:], observations(run, k)[:-1])
             np.testing.assert_array_equal(demo["next_obs/obs"][:], observations(run, k)[1:])
             assert demo["dones"][:].tolist() == [0] * (2 + k % 5) + [1]
+
+
+@pytest.mark.parametrize("kind", ["minari", "d4rl", "robomimic"])
+def test_an_export_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch, kind):
+    run = Run(write_run(tmp_path))
+    whole = run.episode
+
+    def damaged(number, *columns):
+        if number == 20:
+            raise DataError("damaged here")
+        return whole(number, *columns)
+
+    monkeypatch.setattr(run, "episode", damaged)
+    with pytest.raises(DataError, match="damaged here"):
+        export(run, kind, tmp_path / "set")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("kind", ["minari", "d4rl", "robomimic"])
+def test_episodes_of_evaluation_are_not_exported(tmp_path, kind):
+    path = write_run(tmp_path)
+    with h5py.File(path / "trajectories/inference-0-0/seg-00001.h5", "r+") as file:
+        file["episodes/evaluation"][:] = True
+    assert export(Run(path), kind, tmp_path / "set") == 20
+    if kind == "minari":
+        assert MinariDataset(tmp_path / "set" / "data").total_episodes == 20
+        return
+    with h5py.File(tmp_path / "set") as file:
+        rewards = file["rewards"] if kind == "d4rl" else file["data"]
+        assert len(rewards) == (100 if kind == "d4rl" else 20)

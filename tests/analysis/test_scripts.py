@@ -1,5 +1,6 @@
 """What the scripts say of runs whose numbers are known."""
 
+import argparse
 import io
 import itertools
 import json
@@ -142,6 +143,56 @@ def test_scaling_is_told_per_rank(tmp_path, capsys):
     table = table_of(scaling, runs[::-1], capsys)
     assert table["ranks"].tolist() == [4, 8]
     assert table["efficiency"].tolist() == [1.0, 0.5]  # the same 100 frames/s
+
+
+def test_a_role_that_only_some_runs_have_counts_none_in_the_others(tmp_path, capsys):
+    runs = [write_run(tmp_path, name) for name in "ab"]
+    text = (runs[1] / "topology.json").read_text()
+    evaluator = ', {"rank": 3, "host": "a", "role": "evaluator"}]}'
+    (runs[1] / "topology.json").write_text(text.replace("]}", evaluator))
+    table = table_of(scaling, runs, capsys)
+    assert table["evaluators"].tolist() == [0, 1]
+
+
+def test_ages_and_priorities_of_a_replay_are_shown(tmp_path, capsys):
+    run = write_run(tmp_path)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for index_, record in enumerate(records):
+        record |= {"replay_age_unrolls": 10.0 * index_, "priority_mean": 0.5}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    table = table_of(lag, [run], capsys).set_index("figure")
+    assert table.loc["replay_age_unrolls", "mean"] == 25.0
+    assert table.loc["priority_mean", "p99"] == 0.5
+
+
+def test_an_interval_over_seeds_needs_two_of_them(tmp_path, capsys):
+    runs = [write_run(tmp_path, f"s{seed}", seed=seed) for seed in (1, 2)]
+    notes = []
+    for chosen in (runs[:1], runs):
+        words = [*map(str, chosen), "--format", "csv"]
+        assert command("x", None, learning_curve.analyse, learning_curve.add_options, words) == 0
+        notes.append(capsys.readouterr().err)
+    assert "95 % interval" not in notes[0]
+    assert "95 % interval over seeds 5 to 10" in notes[1]
+
+
+def test_runs_are_compared_by_run_when_one_side_has_several(tmp_path, capsys):
+    runs = [write_run(tmp_path, f"s{seed}", seed=seed) for seed in (1, 2, 9)]
+    table = table_of(compare, runs[:2], capsys, "--versus", runs[2]).set_index(["side", "figure"])
+    # Their last mean returns are 5, 10 and 45.
+    assert table.loc[("first", "mean return"), "value"] == 7.5
+    assert table.loc[("second - first", "mean return"), "value"] == 37.5
+    assert table.loc[("second > first", "probability"), "value"] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
+def test_a_table_is_the_same_in_every_format(tmp_path, kind):
+    run, out = write_run(tmp_path), tmp_path / f"table.{kind}"
+    assert command("x", None, throughput.analyse, arguments=[str(run), "-o", str(out)]) == 0
+    table = getattr(pd, f"read_{kind}")(out)
+    assert table.columns.tolist() == ["run", "role", "figure", "mean"]
+    expected = throughput.analyse([Run(run)], argparse.Namespace()).table
+    np.testing.assert_allclose(table["mean"], expected["mean"])
 
 
 def test_comparison_of_known_samples(tmp_path, capsys):

@@ -1,8 +1,12 @@
 """Statistics against arithmetic that can be followed."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 
+from analysis.errors import DataError
+from analysis.rliable_statistics import statistics_from
 from analysis.statistics import (
     bootstrap,
     bootstrap_difference,
@@ -47,3 +51,21 @@ def test_curves_are_interpolated_where_all_of_them_are():
     np.testing.assert_allclose(values, [grid, grid - 5])
     with pytest.raises(ValueError, match="share no part"):
         on_grid([first, (np.array([11.0, 12.0]), np.zeros(2))])
+
+
+def test_rliable_agrees_where_it_is_installed_and_is_asked_for_by_name_where_not():
+    if importlib.util.find_spec("rliable") is None:
+        with pytest.raises(DataError, match=r"pip install 'hpcrl\[rliable\]'"):
+            statistics_from("rliable")
+        return
+    theirs, ours = statistics_from("rliable"), statistics_from("own")
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 9, 11).astype(np.float64), rng.normal(6, 2, 30)
+    for values in (a, b, b.reshape(2, 15), b[:3]):
+        np.testing.assert_allclose(theirs.iqm(values), ours.iqm(values))
+        np.testing.assert_allclose(theirs.mean(values), ours.mean(values))
+    assert bootstrap(a, theirs.iqm) == pytest.approx(bootstrap(a, ours.iqm))
+    for first, second in ((a, b), (b, a), (a, a[:5])):
+        assert theirs.probability_of_improvement(first, second) == pytest.approx(
+            ours.probability_of_improvement(first, second)
+        )
