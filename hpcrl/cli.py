@@ -10,6 +10,7 @@ import click
 
 import hpcrl
 from hpcrl import exit_codes
+from hpcrl.bench.cli import bench
 
 _PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -270,23 +271,7 @@ def check(config: str | None) -> None:
     sys.exit(check_command(config))
 
 
-@main.group()
-def bench() -> None:
-    """Measure what this machine allows and what is reached."""
-
-
-@bench.command(name="system", context_settings=_PASS_THROUGH)
-@click.argument("config", type=click.Path(dir_okay=False))
-@click.option("--json", "json_path", default=None, help="Also write the figures to this file.")
-@click.option("--seconds", default=60.0, show_default=True, help="Of steady training measured.")
-@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
-def bench_system(
-    config: str, json_path: str | None, seconds: float, overrides: tuple[str, ...]
-) -> None:
-    """Compare the training rate with the machine's ideal rate."""
-    from hpcrl.bench.system import bench_system_command
-
-    sys.exit(bench_system_command(config, overrides, seconds, json_path))
+main.add_command(bench)
 
 
 def run(arguments: list[str] | None = None) -> Any:

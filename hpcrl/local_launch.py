@@ -45,9 +45,15 @@ def find_mpirun() -> str:
 
 
 def mpirun_command(
-    mpirun: str, ranks: int, arguments: Sequence[str], fault_tolerant: bool = False
+    mpirun: str,
+    ranks: int,
+    arguments: Sequence[str],
+    program: Sequence[str] = ("-m", "hpcrl"),
+    fault_tolerant: bool = False,
 ) -> list[str]:
     """Return the command line that runs `hpcrl ARGUMENTS` on `ranks` local ranks.
+
+    `program` is another Python program to run in place of hpcrl: a script, or -m and a module.
 
     More ranks than cores are allowed and none is bound: how ranks wait is hpcrl's business.
     `fault_tolerant` asks Open MPI 5 or newer to let the others live when a rank dies.
@@ -55,8 +61,8 @@ def mpirun_command(
     text = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in text else []
     options += ["--with-ft", "ulfm"] if fault_tolerant else []
-    program = [sys.executable, "-u", "-m", "mpi4py", "-m", "hpcrl", *arguments]
-    return [mpirun, "-n", str(ranks), *options, *program]
+    python = [sys.executable, "-u", "-m", "mpi4py"]
+    return [mpirun, "-n", str(ranks), *options, *python, *program, *arguments]
 
 
 def launch_environment(ranks: int) -> dict[str, str]:

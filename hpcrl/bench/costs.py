@@ -13,6 +13,7 @@ from hpcrl.brain import Brain
 from hpcrl.config.root import Config
 from hpcrl.data_parallel import SingleLearner
 from hpcrl.env_batches import make_batch
+from hpcrl.epochs import EpochTrainer
 from hpcrl.job import LEARNER_STAGES, unrolls_per_learner_step
 from hpcrl.policy import ActingPolicy
 from hpcrl.slots import Rows
@@ -114,7 +115,8 @@ def training_ms(config: Config, spec: EnvSpec, learners: int, seconds: float) ->
     With a replay that is per agent step stored, of which the ratio says how many there are.
     """
     brain = Brain(config, spec)
-    trainer = Trainer(brain, config.learner, SingleLearner(), _CPU, 2**62, seed=0)
+    kind = EpochTrainer if brain.epochs else Trainer
+    trainer = kind(brain, config.learner, SingleLearner(), _CPU, 2**62, seed=0)
     unrolls = config.learner.batch_unrolls // learners
     batch = random_batch(config, spec, brain, unrolls)
     timer = StageTimer(LEARNER_STAGES)
@@ -156,18 +158,19 @@ def _random_stacks(spec: EnvSpec, leading: tuple[int, ...]) -> dict[str, torch.T
     for path, leaf in spec.observation.items():
         extra = (leaf.stack,) if leaf.stack > 1 else ()
         shape = (*leading, *extra, *leaf.array.shape)
-        stacks[path] = torch.from_numpy(_noise(shape, leaf.array.dtype))
+        stacks[path] = torch.from_numpy(noise(shape, leaf.array.dtype))
     return stacks
 
 
 def _random_observation(spec: EnvSpec, leading: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {
-        path: _noise((*leading, *leaf.array.shape), leaf.array.dtype)
+        path: noise((*leading, *leaf.array.shape), leaf.array.dtype)
         for path, leaf in spec.observation.items()
     }
 
 
-def _noise(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def noise(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return an array of random values, of zeros where the dtype has no natural ones."""
     rng = np.random.default_rng(0)
     if dtype == "uint8":
         return rng.integers(0, 256, shape, np.uint8)

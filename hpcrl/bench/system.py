@@ -13,49 +13,46 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
-from hpcrl import exit_codes
 from hpcrl.bench.costs import Costs, measure
-from hpcrl.config.load import ConfigError
+from hpcrl.bench.ranks import BenchError, end_family
+from hpcrl.bench.result import Chart, Result, Sheet
 from hpcrl.config.root import Config
+from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, LEARNER_STAGES
 from hpcrl.metrics import read_metrics
 from hpcrl.run_dir import RunDir
+from hpcrl.timing import StageTimer
 from hpcrl.training import read_training_config
 
-_WARM_UP_S = 15.0
 _COST_S = 3.0
 
 
-def bench_system_command(
-    path: str, overrides: Sequence[str], seconds: float, json_path: str | None
-) -> int:
-    """Measure costs, train, measure costs again, and report; return the exit code."""
-    try:
-        config = read_training_config(path, overrides)
-    except ConfigError as error:
-        print(f"hpcrl: {error}", file=sys.stderr)
-        return exit_codes.USAGE
+def bench_system(path: str, overrides: Sequence[str], seconds: float, warm_up_s: float) -> Result:
+    """Measure costs, train, measure costs again.
+
+    Args:
+      path: the configuration, of any layout.
+      overrides: of its keys.
+      seconds: of steady training.
+      warm_up_s: of training before that.
+
+    Raises:
+      ConfigError: the configuration can't be used.
+      BenchError: training failed, or too little of it was seen.
+    """
+    config = read_training_config(path, overrides)
+    learners = 1 if config.topology.learners == "auto" else int(config.topology.learners)
     with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as folder:
-        first = measure(config, _guess_rows(config), 1, _COST_S)
+        first = measure(config, _guess_rows(config), learners, _COST_S)
         run = Path(folder) / "run"
-        code, cpu = _train(path, overrides, run, seconds)
-        if code != 0:
-            print(f"hpcrl: the training run ended with code {code}", file=sys.stderr)
-            return code
-        steady = [r for r in read_metrics(run) if r["wall_time_s"] >= _WARM_UP_S]
+        cpu = _train(path, overrides, run, seconds, warm_up_s)
+        steady = [r for r in read_metrics(run) if r["wall_time_s"] >= warm_up_s]
         topology = json.loads(RunDir(run).topology.read_text())
     if len(steady) < 2:
-        print(f"hpcrl: {seconds} s hold no two records of metrics", file=sys.stderr)
-        return exit_codes.USAGE
+        raise BenchError(f"{seconds:g} s hold no two records of metrics: give --seconds more")
     rows = max(1, round(_mean(steady, "batch_rows")))
-    second = measure(config, rows, 1, _COST_S)
-    figures = summarise(config, first, second, steady, topology, cpu)
-    _print(figures)
-    if json_path:
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return exit_codes.DONE
+    second = measure(config, rows, learners, _COST_S)
+    return _result(summarise(config, first, second, steady, topology, cpu))
 
 
 def _guess_rows(config: Config) -> int:
@@ -63,18 +60,24 @@ def _guess_rows(config: Config) -> int:
 
 
 def _train(
-    path: str, overrides: Sequence[str], run: Path, seconds: float
-) -> tuple[int, list[tuple[float, float]]]:
-    """Train; return the exit code and (Unix seconds, CPU seconds of all ranks) samples."""
-    stop = ["--stop.wall_time_s", str(_WARM_UP_S + seconds), "--metrics.every_s", "1"]
+    path: str, overrides: Sequence[str], run: Path, seconds: float, warm_up_s: float
+) -> list[tuple[float, float]]:
+    """Train; return (Unix seconds, CPU seconds of all ranks) samples."""
+    stop = ["--stop.wall_time_s", str(warm_up_s + seconds), "--metrics.every_s", "1"]
     stop += ["--stop.mean_return", "null", "--checkpoint.every_s", "0"]
     command = [sys.executable, "-m", "hpcrl", "train", path, *overrides, "--run.dir", str(run)]
     samples = []
     with subprocess.Popen([*command, *stop]) as process:
-        while process.poll() is None:
-            samples.append((time.time(), _cpu_s(process.pid)))
-            time.sleep(1.0)
-    return process.returncode, samples
+        try:
+            while process.poll() is None:
+                samples.append((time.time(), _cpu_s(process.pid)))
+                time.sleep(1.0)
+        except BaseException:
+            end_family(process)
+            raise
+    if process.returncode != 0:
+        raise BenchError(f"the training run ended with code {process.returncode}")
+    return samples
 
 
 def _cpu_s(pid: int) -> float:
@@ -129,8 +132,10 @@ def summarise(
     trained = steady[-1]["agent_steps"] - steady[0]["agent_steps"]
     achieved = trained / elapsed_s
     ideal = costs.ideal_steps_per_s(cores)
-    shares = sorted(name for name in steady[-1] if name.endswith("_share"))
+    shares = stage_shares(config, steady, topology)
     return {
+        "layout": config.layout,
+        "precision": config.learner.precision,
         "cores": cores,
         "environment_ms": costs.environment_ms,
         "inference_ms": costs.inference_ms,
@@ -143,38 +148,104 @@ def summarise(
         "cpu_ms_per_step": _cpu_ms_per_step(cpu, steady),
         "policy_lag": _mean(steady, "policy_lag"),
         "ranks": [rank["role"] for rank in topology["ranks"]],
-        "stages": {name[: -len("_share")]: _mean(steady, name) for name in shares},
+        "stages": shares,
+        "timer_share": timer_share(shares, _marks_per_s(config, steady, topology)),
     }
 
 
-def _total_ms(figures: dict[str, Any]) -> float:
-    return float(figures["environment_ms"] + figures["inference_ms"] + figures["training_ms"])
+def stage_shares(
+    config: Config, steady: Sequence[dict[str, Any]], topology: dict[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Return each role's share of time by stage.
+
+    Metrics count what a worker does under the names of the two roles that it is in one.
+    """
+    roles = {rank["role"] for rank in topology["ranks"]}
+    shares: dict[str, dict[str, float]] = {}
+    for name in steady[-1]:
+        role, _, stage = name.removesuffix("_share").partition("_")
+        if name.endswith("_share") and role in ("actor", "inference", "learner"):
+            of = role if role in roles else "worker"
+            share = _mean(steady, name)
+            if of == role or share or stage == "step":
+                shares.setdefault(of, {})[stage] = share
+    return shares
 
 
-def _print(figures: dict[str, Any]) -> None:
-    console = Console()
-    table = Table(title="where time goes (share of each rank's time)", title_justify="left")
-    table.add_column("stage")
-    table.add_column("share", justify="right")
-    for name, share in figures["stages"].items():
-        table.add_row(name, f"{100 * share:.1f} %")
-    console.print(table)
-    table = Table(title="rate", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for label, text in (
-        ("environment, one core", f"{figures['environment_ms']:.3f} ms per agent step"),
-        (
-            f"inference of {figures['inference_rows']} rows, one core",
-            f"{figures['inference_ms']:.3f} ms per agent step",
-        ),
-        ("training, one core", f"{figures['training_ms']:.3f} ms per agent step"),
-        ("all of it, one core", f"{_total_ms(figures):.3f} ms per agent step"),
-        ("CPU time that was used", f"{figures['cpu_ms_per_step'] or 0:.3f} ms per agent step"),
-        (f"ideal, {figures['cores']} cores", f"{figures['ideal_steps_per_s']:.0f} agent steps/s"),
-        ("achieved", f"{figures['achieved_steps_per_s']:.0f} agent steps/s"),
-        ("achieved", f"{figures['achieved_frames_per_s']:.0f} frames/s"),
-        ("ratio", f"{figures['ratio']:.3f}"),
-    ):
-        table.add_row(label, text)
-    console.print(table)
+def timer_share(shares: dict[str, dict[str, float]], marks_per_s: float) -> float:
+    """Return the stage timers' own share of a rank's time.
+
+    Args:
+      shares: as `stage_shares` gives them; the timer of most stages is made.
+      marks_per_s: of the busiest rank.
+    """
+    timer = StageTimer(max((tuple(stages) for stages in shares.values()), key=len))
+    stage = next(iter(timer.seconds))
+    count = 20_000
+    start_s = time.perf_counter()
+    for _ in range(count):
+        timer.mark(stage)
+    return marks_per_s * (time.perf_counter() - start_s) / count
+
+
+def _marks_per_s(config: Config, steady: Sequence[dict[str, Any]], topology: Any) -> float:
+    """Marks of the busiest rank while it works; those of an idle rank cost nothing."""
+    acting = sum(rank["role"] in ("actor", "worker") for rank in topology["ranks"])
+    group = config.env.envs_per_actor // config.env.groups
+    rows = _mean(steady, "env_steps_per_s")
+    serving = sum(rank["role"] in ("inference", "worker") for rank in topology["ranks"])
+    batches = rows / max(_mean(steady, "batch_rows"), 1e-9) / max(serving, 1)
+    return max(
+        len(ACTOR_STAGES) * rows / acting / group,
+        len(INFERENCE_STAGES) * batches,
+        len(LEARNER_STAGES) * _mean(steady, "learner_steps_per_s"),
+    )
+
+
+def _result(figures: dict[str, Any]) -> Result:
+    names = {role: figures["ranks"].count(role) for role in sorted(set(figures["ranks"]))}
+    stages = figures["stages"]
+    sheets = [
+        Sheet(
+            f"{role}: share of its time ({count} ranks)", ("stage", "share"), _percent(stages[role])
+        )
+        for role, count in names.items()
+        if role in stages
+    ]
+    costs = [
+        ("environment", figures["environment_ms"]),
+        (f"inference of {figures['inference_rows']} rows", figures["inference_ms"]),
+        ("training", figures["training_ms"]),
+        ("all of it", sum(figures[f"{w}_ms"] for w in ("environment", "inference", "training"))),
+        ("CPU time that was used", figures["cpu_ms_per_step"]),
+    ]
+    ideal, achieved = figures["ideal_steps_per_s"], figures["achieved_steps_per_s"]
+    rates = [
+        (f"ideal, {figures['cores']} cores", ideal),
+        ("achieved", achieved),
+        ("achieved, frames", figures["achieved_frames_per_s"]),
+        ("policy lag, learner steps", figures["policy_lag"]),
+        ("stage timers' own share", f"{100 * figures['timer_share']:.3f} %"),
+    ]
+    bars = [
+        (f"{role} {stage}", share)
+        for role, shares in stages.items()
+        for stage, share in shares.items()
+        if share >= 0.005
+    ]
+    return Result(
+        "system",
+        figures["ratio"],
+        f"training rate over the ideal of {figures['cores']} cores, {figures['layout']} layout",
+        figures,
+        [
+            *sheets,
+            Sheet("cost of an agent step, one core", ("", "ms"), costs),
+            Sheet("agent steps per second", ("", "rate"), rates),
+        ],
+        [Chart("where time goes", "", "share of the rank's time", {"share": bars}, "bars")],
+    )
+
+
+def _percent(shares: dict[str, float]) -> list[tuple[str, str]]:
+    return [(stage, f"{100 * share:.1f} %") for stage, share in shares.items()]

@@ -93,12 +93,19 @@ class HeldSlots:
             self._slots.reply(slots, places, actions)
 
 
-def run(job: Job, brain: Brain, device: torch.device) -> None:
-    """Serve actions until the learner says STOP."""
+def run(job: Job, brain: Brain, device: torch.device, given_slots: StepSlots | None = None) -> None:
+    """Serve actions until the learner says STOP.
+
+    Args:
+      job: this rank's job.
+      brain: network and acting rule.
+      device: where the network lives.
+      given_slots: the clients' slots, if not those of `make_slots`.
+    """
     link = job.link
     env_ids = np.concatenate([job.env_ids(a) for a in job.topology.actors_of[job.rank]])
     policy = make_policy(job, brain, device, env_ids)
-    slots, clients = make_slots(job), job.clients(job.rank)
+    slots, clients = given_slots or make_slots(job), job.clients(job.rank)
     port = LearnerPort(job, policy)
     held = None
     if isinstance(policy, PacedPolicy):
