@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from hpcrl.bench import inference, ranks, wire
+from hpcrl.bench import inference, learner, ranks, wire
 
 
 @pytest.mark.mpi
@@ -72,3 +72,24 @@ def test_ranks_that_fail_are_an_error_with_their_code(tmp_path):
     script.write_text("raise SystemExit(3)")
     with pytest.raises(ranks.BenchError, match="ended with code"):
         ranks.run_ranks([str(script)], 1, {}, 60.0)
+
+
+@pytest.mark.mpi
+def test_learner_steps_sums_and_stalls_are_measured():
+    found = learner.bench_learner("configs/counting.yaml", [], 1.5, 2, 2)
+    figures = found.figures
+    assert found.ratio == pytest.approx(figures["steps_per_s"] / figures["bare_steps_per_s"])
+    assert figures["backend"] == "single"
+    assert figures["checkpoints"] > 0
+    assert 0 < figures["publish_share"] < 1
+    assert [(c["values"], c["learners"]) for c in figures["all_reduce"]] == [
+        (10_000, 2),
+        (1_700_000, 2),
+    ]
+    assert {"mpi_library", "mpi", "torch"} <= set(figures["all_reduce"][0]["ms"])
+    assert figures["all_reduce_over_library"]["mpi_library"] == 1.0
+
+
+def test_the_learners_bench_says_that_it_takes_no_replay():
+    with pytest.raises(ranks.BenchError, match="without a replay"):
+        learner.bench_learner("configs/cartpole_apex.yaml", [], 1.0, 2, 1)

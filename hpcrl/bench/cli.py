@@ -112,3 +112,27 @@ def inference(
     from hpcrl.bench.inference import bench_inference
 
     _finish(lambda: bench_inference(config, overrides, actors, seconds), json_path, png_path)
+
+
+@bench.command(context_settings=_PASS_THROUGH)
+@click.argument("config", type=click.Path(dir_okay=False))
+@_files
+@click.option("--seconds", default=20.0, show_default=True, help="Of training.")
+@click.option("--learners", default=2, show_default=True, help="Ranks that sum gradients.")
+@click.option("--rounds", default=50, show_default=True, help="Of sums.")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def learner(
+    config: str,
+    json_path: str | None,
+    png_path: str | None,
+    seconds: float,
+    learners: int,
+    rounds: int,
+    overrides: tuple[str, ...],
+) -> None:
+    """Compare a flooded learner of CONFIG with a bare loop, and the gradient backends."""
+    from hpcrl.bench.learner import bench_learner
+
+    _finish(
+        lambda: bench_learner(config, overrides, seconds, learners, rounds), json_path, png_path
+    )

@@ -1,0 +1,192 @@
+"""Ranks of `hpcrl bench learner`: a learner that runs the role's own loop, and floods of unrolls.
+
+Workers are the learner's clients, as in the IMPALA layout: here they send the same unroll again
+and again and take whatever weights are newer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcrl.bench.costs import noise
+from hpcrl.bench.ranks import read_arguments, write_result
+from hpcrl.bench.seat import take_seat
+from hpcrl.brain import Brain, autocast
+from hpcrl.commands import CommandReceiver
+from hpcrl.job import Job
+from hpcrl.link import wait_until
+from hpcrl.optim import FlatParameters
+from hpcrl.roles import learner as learners
+from hpcrl.run_dir import RunDir
+from hpcrl.sources import OnPolicyQueue, Taken
+from hpcrl.startup import gather_json
+from hpcrl.stopping import StopSignal
+from hpcrl.unroll_flow import UnrollOutbox
+from hpcrl.weights import WeightsSubscriber
+from hpcrl.wire import Command
+
+_WARM_UP_STEPS = 5
+
+
+class ObservedQueue(OnPolicyQueue):
+    """A queue that notes when each batch is taken, and keeps one."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.taken_s: list[float] = []
+        self.last: Taken | None = None
+
+    def take(self, agreed: Mapping[str, float]) -> Taken:
+        """Return the oldest unrolls."""
+        self.taken_s.append(time.perf_counter())
+        self.last = super().take(agreed)
+        return self.last
+
+
+class ObservedLearner(learners.Learner):
+    """A learner that notes at which steps it was copied for a checkpoint."""
+
+    copied_at: tuple[int, ...] = ()
+
+    def state(self) -> Mapping[str, Any]:
+        """Copies of what a checkpoint holds."""
+        self.copied_at = (*self.copied_at, self.counters.learner_steps)
+        return super().state()
+
+
+def learn(job: Job, brain: Brain, seconds: float) -> dict[str, Any]:
+    """Run the learner role, and the bare loop before and after it."""
+    device = torch.device("cpu")
+    group = job.link.group(job.topology.learner_ranks)
+    if group is None:
+        raise RuntimeError("a learner belongs to the learners' group")
+    if job.rank == job.root:
+        RunDir(job.run_dir).path.mkdir(parents=True, exist_ok=True)
+    job.world.barrier()
+    source = ObservedQueue(job)
+    learner = ObservedLearner(job, brain, device, group, source, None)
+    outcome = learners.run(learner, StopSignal())
+    leave(job, learner.poll_last)
+    learners.close(learner, outcome)
+    if source.last is None:
+        raise RuntimeError("the learner took no batch")
+    steps_s = np.diff(source.taken_s)[_WARM_UP_STEPS:]
+    copied = [step - 1 - _WARM_UP_STEPS for step in learner.copied_at]
+    plain = np.array([s for i, s in enumerate(steps_s) if i not in copied])
+    with_copy = [float(steps_s[i]) for i in copied if 0 <= i < len(steps_s)]
+    step_s = float(np.median(plain))
+    bare_s = bare_loop(job, brain, source.last, seconds / 4)
+    stages = learner.timer.seconds
+    return {
+        "backend": learner.data_parallel.name,
+        "steps_per_s": 1 / step_s,
+        "bare_steps_per_s": 1 / bare_s,
+        "ratio": bare_s / step_s,
+        "publish_share": stages["publish"] / (sum(stages.values()) - stages["wait"]),
+        "checkpoint_stall_steps": (float(np.median(with_copy)) - step_s) / step_s
+        if with_copy
+        else None,
+        "checkpoints": len(with_copy),
+        "parameters": learner.trainer.flat.value.numel(),
+        "stages": {name: total / sum(stages.values()) for name, total in stages.items()},
+    }
+
+
+def bare_loop(job: Job, brain: Brain, taken: Taken, seconds: float) -> float:
+    """Seconds of a step that has its batch at hand and uses torch's own optimizer."""
+    config = job.config.learner
+    network = brain.make_network(0).train()
+    optimizer = torch.optim.Adam(network.parameters(), config.optimizer.learning_rate)
+    generator = torch.Generator().manual_seed(0)
+    batch = taken.batch
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with autocast(config.precision, torch.device("cpu")):
+            out = brain.loss(network, batch, generator)
+        (out.loss_sum / out.count).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.max_grad_norm)
+        optimizer.step()
+
+    return median_s(step, seconds)
+
+
+def median_s(call: Callable[[], None], seconds: float) -> float:
+    """Return the median time of a call."""
+    call()
+    times: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end_s:
+        start_s = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start_s)
+    return float(np.median(times))
+
+
+def flood(job: Job) -> dict[str, Any]:
+    """Send unrolls as fast as the learner takes them, until it says STOP."""
+    learner = job.topology.learner_of[job.rank]
+    job.link.group(job.topology.learner_ranks)
+    job.world.barrier()
+    unroll = job.unroll.buffer(1)
+    for name, view in job.unroll.views(unroll).items():
+        if name.startswith(("obs:", "prefix:")):
+            view[...] = noise(view.shape, view.dtype.name)
+    sources = len(job.topology.clients_of[learner])
+    outbox = UnrollOutbox(job.link, learner, job.unroll, job.credits(sources))
+    version = job.unroll.views(unroll)["policy_version"]
+    network = Brain(job.config, job.env).make_network(0)
+    weights = WeightsSubscriber(job.link, learner, FlatParameters(network).value.numel())
+    commands = CommandReceiver(job.link, learner)
+    waiter = job.link.waiter(lambda: f"{job.link.label} waited for credits")
+    received = 0
+    while commands.poll() is not Command.STOP:
+        if weights.poll() is not None:
+            version[...] = weights.version
+            weights.renew()
+            received += 1
+        if outbox.blocked:
+            outbox.pump()
+            waiter.idle()
+            continue
+        waiter.progress()
+        outbox.put(unroll)
+    outbox.abandon()
+    wait_until(lambda: outbox.in_flight == 0, waiter)
+    commands.say_done()
+    wait_until(lambda: commands.poll() is Command.EXIT, waiter)
+    weights.close()
+    commands.close()
+    leave(job, lambda: None)
+    return {"copies_received": received}
+
+
+def leave(job: Job, serve: Callable[[], None]) -> None:
+    """Collective: wait until every rank has finished."""
+    gathering = job.world.start_allgather(np.zeros(1, np.int64))
+    waiter = job.link.waiter(lambda: f"{job.link.label} waited for the end of all other ranks")
+    while not gathering.done():
+        serve()
+        waiter.idle()
+
+
+def main() -> None:
+    """Play this rank's part."""
+    arguments = read_arguments()
+    job, brain = take_seat(arguments["config"], arguments["run_dir"])
+    if job.topology.role_of[job.rank] == "learner":
+        found = learn(job, brain, arguments["seconds"])
+    else:
+        found = flood(job)
+    parts = gather_json(job.world, found)
+    if job.rank == 0:
+        write_result(arguments, {"learners": [p for p in parts if "ratio" in p], **parts[-1]})
+
+
+if __name__ == "__main__":
+    main()
