@@ -136,3 +136,29 @@ def learner(
     _finish(
         lambda: bench_learner(config, overrides, seconds, learners, rounds), json_path, png_path
     )
+
+
+@bench.command()
+@_files
+@click.option("--ranks", callback=_counts, default="4,64,256", show_default=True)
+@click.option("--step-time-s", default=0.02, show_default=True, help="Of one environment.")
+@click.option("--envs", default=8, show_default=True, help="Environments of an actor.")
+@click.option("--seconds", default=20.0, show_default=True, help="Of steady training.")
+@click.option("--wait", "waits", multiple=True, default=["auto"], show_default=True)
+@click.option("--mode", "modes", multiple=True, default=["sleep"], show_default=True)
+def scale(
+    json_path: str | None,
+    png_path: str | None,
+    ranks: tuple[int, ...],
+    step_time_s: float,
+    envs: int,
+    seconds: float,
+    waits: tuple[str, ...],
+    modes: tuple[str, ...],
+) -> None:
+    """Train with more and more actors of a synthetic environment (--mode sleep or compute)."""
+    from hpcrl.bench.scale import bench_scale
+
+    _finish(
+        lambda: bench_scale(ranks, step_time_s, envs, seconds, waits, modes), json_path, png_path
+    )
