@@ -18,13 +18,14 @@ from hpcrl.bench.ranks import read_arguments, write_result
 from hpcrl.job import ACTOR_STAGES
 from hpcrl.roles.actor import GroupChannel
 from hpcrl.slots import Client, StepSlots
-from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
+from hpcrl.specs import ENV_FAILURES, ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 from hpcrl.timing import choose_wait_policy
 from hpcrl.transport import MpiLink
 from hpcrl.wire import reply_layout, step_layout, step_short_nbytes
 
 TAG_STEP, TAG_REPLY = 1, 2
 QUANTITIES = ("steps_per_s", "p10_us", "p50_us", "p99_us")
+FAILURES = dict.fromkeys(ENV_FAILURES, 0)
 TIMERS = dict.fromkeys(ACTOR_STAGES, 0.0)
 
 
@@ -55,12 +56,12 @@ def hpcrl_client(link, env, rows, with_copies):
     """Seconds of every round trip."""
     channel = GroupChannel(link, env, 0, 0, rows, 0)
     batch = constant_batch(env.observation["obs"].array.nbytes, rows)
-    channel.pack(batch, TIMERS)
+    channel.pack(batch, TIMERS, FAILURES)
     seconds = []
     while True:
         start_s = time.perf_counter()
         if with_copies:
-            channel.pack(batch, TIMERS)
+            channel.pack(batch, TIMERS, FAILURES)
         channel.send(batch)
         if channel.receive() is None:
             break

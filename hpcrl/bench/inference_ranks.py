@@ -27,6 +27,7 @@ from hpcrl.roles import inference
 from hpcrl.roles.actor import GroupChannel
 from hpcrl.slots import StepSlots
 from hpcrl.sources import OnPolicyQueue
+from hpcrl.specs import ENV_FAILURES
 from hpcrl.startup import gather_json
 from hpcrl.stats import StatsCollector
 from hpcrl.types import NetInputs
@@ -139,7 +140,7 @@ def load(job: Job) -> npt.NDArray[np.float64]:
     channels = [GroupChannel(job.link, job.env, server, g, rows, 0) for g in range(num_groups)]
     sent_s = [0.0] * num_groups
     for group, channel in enumerate(channels):
-        channel.pack(batch, dict.fromkeys(ACTOR_STAGES, 0.0))
+        channel.pack(batch, dict.fromkeys(ACTOR_STAGES, 0.0), dict.fromkeys(ENV_FAILURES, 0))
         sent_s[group] = time.perf_counter()
         channel.send(batch)
     latencies: list[float] = []

@@ -1,4 +1,4 @@
-"""`hpcrl bench scale`: environment steps per second of more and more actor ranks on this machine."""
+"""`hpcrl bench scale`: environment steps per second of more and more actor ranks here."""
 
 from __future__ import annotations
 
