@@ -181,11 +181,13 @@ def timer_share(shares: dict[str, dict[str, float]], marks_per_s: float) -> floa
     """
     timer = StageTimer(max((tuple(stages) for stages in shares.values()), key=len))
     stage = next(iter(timer.seconds))
-    count = 20_000
-    start_s = time.perf_counter()
-    for _ in range(count):
-        timer.mark(stage)
-    return marks_per_s * (time.perf_counter() - start_s) / count
+    count, best_s = 2000, float("inf")
+    for _ in range(10):  # the fastest: others may have had the core in between
+        start_s = time.perf_counter()
+        for _ in range(count):
+            timer.mark(stage)
+        best_s = min(best_s, (time.perf_counter() - start_s) / count)
+    return marks_per_s * best_s
 
 
 def _marks_per_s(config: Config, steady: Sequence[dict[str, Any]], topology: Any) -> float:
