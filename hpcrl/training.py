@@ -116,7 +116,8 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
         print(f"hpcrl: {error}", file=sys.stderr)
         return exit_codes.LAUNCH
     arguments = ["train", path, *overrides, "--run.dir", config.run.dir]
-    command = mpirun_command(mpirun, ranks, arguments, config.run.fault_tolerance == "ulfm")
+    tolerant = config.run.fault_tolerance == "ulfm"
+    command = mpirun_command(mpirun, ranks, arguments, fault_tolerant=tolerant)
     code = run_mpirun(command, ranks)
     with contextlib.suppress(RunDirError):
         RunDir(config.run.dir).settle_failure(f"mpirun ended with exit code {code}")

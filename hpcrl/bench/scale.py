@@ -54,8 +54,8 @@ def training(case: Case, step_time_s: float, envs: int, seconds: float) -> dict[
         },
         "topology": {"learners": 1, "inference": 1, "actors": case.ranks},
         "network": {"torso": "mlp", "hidden_sizes": [32]},
-        # A batch large enough that the learner of many ranks steps a few times a second.
-        "learner": {"batch_unrolls": max(16, case.ranks), "unroll_steps": 20},
+        # The learner of one actor and that of many step a few times a second.
+        "learner": {"batch_unrolls": max(4, case.ranks), "unroll_steps": 5},
         "transport": {"wait": case.wait},
         "stop": {"wall_time_s": seconds},
         "metrics": {"every_s": 1.0, "tensorboard": False},
