@@ -40,6 +40,7 @@ def test_the_warm_up_is_left_out_and_the_start_counts_from_the_launch():
 def test_sleeping_environments_are_stepped_at_their_pace():
     found = bench_scale([1, 2], 0.02, 2, 3.0, ["auto"], ["sleep"])
     one, two = found.figures["cases"]
-    # An actor sleeps through its environments one after the other: at most 50 steps/s.
-    assert 0 < one["env_steps_per_s"] <= 52
-    assert one["env_steps_per_s"] < two["env_steps_per_s"] <= 104
+    # An actor sleeps through its environments one after the other: at most 50 steps/s, and a
+    # window of one second may count some of the window before.
+    assert 0 < one["env_steps_per_s"] <= 60
+    assert one["env_steps_per_s"] < two["env_steps_per_s"] <= 120
