@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,8 @@ from hpcrl import exit_codes
 from hpcrl.slurm_env import LaunchError
 
 _POLL_S = 0.5
+_LINGER_S = 15.0
+"""How long mpirun may live on without a rank: in fault-tolerant mode it now and then never ends."""
 _PR_SET_PDEATHSIG = 1
 _DOCUMENTED = (
     exit_codes.DONE,
@@ -78,7 +81,9 @@ def launch_environment(ranks: int) -> dict[str, str]:
     return environment
 
 
-def run_mpirun(command: Sequence[str], ranks: int) -> int:
+def run_mpirun(
+    command: Sequence[str], ranks: int, outcome: Callable[[], int] = lambda: exit_codes.INTERNAL
+) -> int:
     """Run mpirun to its end and return its exit code, 70 in place of undocumented ones.
 
     SIGINT and SIGTERM become SIGUSR2, which mpirun hands to the ranks as the request to
@@ -86,6 +91,7 @@ def run_mpirun(command: Sequence[str], ranks: int) -> int:
     the job has ended, as mpirun and the ranks can't take it in their first moments; a job
     that it kills there has lost nothing and can be started again like any stopped one.
     Should this process be killed, the system makes the same request in its place.
+    An mpirun that outlives its ranks is killed; `outcome` then says how they ended.
     """
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     requests = 0
@@ -105,11 +111,16 @@ def run_mpirun(command: Sequence[str], ranks: int) -> int:
         start_new_session=True,
         preexec_fn=_outlive_nobody(os.getpid()),
     )
+    children = _Children(process.pid)
     while True:
         try:
             code = process.wait(timeout=_POLL_S)
             break
         except subprocess.TimeoutExpired:
+            if children.gone_s() > _LINGER_S:
+                process.kill()
+                process.wait()
+                return outcome()
             if requests:
                 process.send_signal(signal.SIGUSR2)
     code = 128 - code if code < 0 else code
@@ -117,6 +128,43 @@ def run_mpirun(command: Sequence[str], ranks: int) -> int:
         return exit_codes.REQUEUE
     # mpirun has codes of its own for a job that it had to end.
     return code if code in _DOCUMENTED else exit_codes.INTERNAL
+
+
+class _Children:
+    """Since when a process has no live children, once it had some; never where /proc can't say."""
+
+    def __init__(self, pid: int):
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._seen_s: float | None = None
+
+    def gone_s(self) -> float:
+        """Return the seconds since it was last seen with a live child."""
+        now_s = time.monotonic()
+        if self._any():
+            self._seen_s = now_s
+        return 0.0 if self._seen_s is None else now_s - self._seen_s
+
+    def _any(self) -> bool:
+        try:
+            pids = [p for task in self._tasks.iterdir() for p in self._read(task / "children")]
+        except OSError:
+            return False
+        return any(self._lives(pid) for pid in pids)
+
+    @staticmethod
+    def _read(path: Path) -> list[str]:
+        try:
+            return path.read_text().split()
+        except OSError:
+            return []
+
+    @staticmethod
+    def _lives(pid: str) -> bool:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def _outlive_nobody(parent: int) -> Callable[[], None]:

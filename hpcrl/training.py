@@ -118,10 +118,20 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
     arguments = ["train", path, *overrides, "--run.dir", config.run.dir]
     tolerant = config.run.fault_tolerance == "ulfm"
     command = mpirun_command(mpirun, ranks, arguments, fault_tolerant=tolerant)
-    code = run_mpirun(command, ranks)
+    code = run_mpirun(command, ranks, lambda: _code_of(RunDir(config.run.dir)))
     with contextlib.suppress(RunDirError):
         RunDir(config.run.dir).settle_failure(f"mpirun ended with exit code {code}")
     return code
+
+
+def _code_of(run_dir: RunDir) -> int:
+    """Return the exit code of ranks that can't be asked any more, from what they wrote."""
+    try:
+        state = (run_dir.read_status() or {}).get("state")
+    except RunDirError:
+        return exit_codes.INTERNAL
+    codes = {"done": exit_codes.DONE, "requeue": exit_codes.REQUEUE}
+    return codes.get(str(state), exit_codes.INTERNAL)
 
 
 def _rank(path: str, overrides: Sequence[str]) -> int:

@@ -30,6 +30,19 @@ def test_undocumented_codes_of_mpirun_are_not_shown(code, shown):
     assert run(f"run_mpirun([sys.executable, '-c', 'import sys; sys.exit({code})'], 1)") == shown
 
 
+def test_an_mpirun_that_outlives_its_ranks_is_ended_and_their_outcome_counts():
+    # It becomes a process without children when its only "rank" has ended.
+    shell = f"sleep 1.5 & wait; exec {sys.executable} -c 'import time; time.sleep(1000)'"
+    program = (
+        "import hpcrl.local_launch as launch\n"
+        "launch._LINGER_S = 2.0\n"
+        f"mpirun = ['/bin/sh', '-c', {shell!r}]\n"
+        "raise SystemExit(launch.run_mpirun(mpirun, 1, lambda: 75))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 75
+
+
 def test_a_second_request_ends_the_job_with_a_documented_code():
     program = (
         "import os, signal, threading, time\n"
