@@ -26,10 +26,10 @@ def main() -> None:
     arguments = parser.parse_args()
     import numpy as np
 
-    importlib.import_module("hpcrl.launch")
+    importlib.import_module("hpcrl.start.launch")
     importlib.import_module("hpcrl.roles.actor")
     from env_wrappers import make
-    from hpcrl.transport import MpiLink
+    from hpcrl.comm.transport import MpiLink
 
     MpiLink(deadline_s=60.0, max_message_bytes=2**30)
     bare_mb = resident_mb()

@@ -15,9 +15,9 @@ import torch
 from mpi4py import MPI
 
 from hpcrl.bench.ranks import read_arguments, write_result
-from hpcrl.data_parallel import DataParallelError, make_data_parallel
+from hpcrl.comm.transport import MpiLink
+from hpcrl.learning.data_parallel import DataParallelError, make_data_parallel
 from hpcrl.timing import choose_wait_policy
-from hpcrl.transport import MpiLink
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from hpcrl.checkpoint import load_latest
-from hpcrl.metrics import read_metrics
+from hpcrl.run.checkpoint import load_latest
+from hpcrl.run.metrics import read_metrics
 
 CONFIG = "configs/counting.yaml"
 

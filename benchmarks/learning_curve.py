@@ -11,8 +11,8 @@ import argparse
 import csv
 from pathlib import Path
 
-from hpcrl.metrics import read_metrics
-from hpcrl.report import draw_learning_curve, learning_curve
+from hpcrl.run.metrics import read_metrics
+from hpcrl.run.report import draw_learning_curve, learning_curve
 
 COLUMNS = ("frames", "agent_steps", "learner_steps", "wall_time_s", "restart", "mean_return_100")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcrl.link import Incoming
+from hpcrl.comm.link import Incoming
+from hpcrl.comm.transport import MpiLink
 from hpcrl.timing import WaitPolicy
-from hpcrl.transport import MpiLink
 
 POLICIES: tuple[WaitPolicy, ...] = ("backoff", "yield", "spin")
 

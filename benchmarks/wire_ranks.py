@@ -15,13 +15,13 @@ from mpi4py import MPI
 
 from env_wrappers.batch import StepBatch
 from hpcrl.bench.ranks import read_arguments, write_result
+from hpcrl.comm.slots import Client, StepSlots
+from hpcrl.comm.transport import MpiLink
+from hpcrl.comm.wire import reply_layout, step_layout, step_short_nbytes
 from hpcrl.job import ACTOR_STAGES
 from hpcrl.roles.actor import GroupChannel
-from hpcrl.slots import Client, StepSlots
 from hpcrl.specs import ENV_FAILURES, ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 from hpcrl.timing import choose_wait_policy
-from hpcrl.transport import MpiLink
-from hpcrl.wire import reply_layout, step_layout, step_short_nbytes
 
 TAG_STEP, TAG_REPLY = 1, 2
 QUANTITIES = ("steps_per_s", "p10_us", "p50_us", "p99_us")

@@ -35,7 +35,7 @@ def train(config: str, resume: str | None, overrides: tuple[str, ...]) -> None:
 
     Under srun or mpirun this process is one rank. Without a launcher it starts its own mpirun.
     """
-    from hpcrl.training import train_command
+    from hpcrl.start.training import train_command
 
     extra = ("--run.resume", resume) if resume else ()
     sys.exit(train_command(config, (*overrides, *extra)))
@@ -58,10 +58,10 @@ def plan(
 ) -> None:
     """Print which rank would take which role; needs no MPI."""
     from hpcrl.config.load import ConfigError, load_config
-    from hpcrl.launch import check_shares, demand_of
-    from hpcrl.plan_numbers import plan_lines
+    from hpcrl.start.launch import check_shares, demand_of
+    from hpcrl.start.plan_numbers import plan_lines
+    from hpcrl.start.training import check_together
     from hpcrl.topology import TopologyError, local_world_size, plan_topology, uniform_node_map
-    from hpcrl.training import check_together
 
     try:
         loaded = load_config(config, overrides)
@@ -85,8 +85,8 @@ def status(run: Path) -> None:
     """Say how the run in directory RUN stands, during and after it."""
     from rich.console import Console
 
-    from hpcrl.run_dir import RunDirError
-    from hpcrl.status import status_table
+    from hpcrl.run.run_dir import RunDirError
+    from hpcrl.run.status import status_table
 
     try:
         Console().print(status_table(run))
@@ -102,8 +102,8 @@ def stacks(run: Path, wait_s: float) -> None:
 
     Works from any node that sees RUN. Exits with 70 when a rank does not answer.
     """
-    from hpcrl.run_dir import RunDirError
-    from hpcrl.status import show_stacks
+    from hpcrl.run.run_dir import RunDirError
+    from hpcrl.run.status import show_stacks
 
     try:
         sys.exit(show_stacks(run, wait_s))
@@ -115,8 +115,8 @@ def stacks(run: Path, wait_s: float) -> None:
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 def advise(run: Path) -> None:
     """Say which side of the run in directory RUN waits, and which setting to change."""
-    from hpcrl.advise import advice_lines
-    from hpcrl.run_dir import RunDirError
+    from hpcrl.run.advise import advice_lines
+    from hpcrl.run.run_dir import RunDirError
 
     try:
         print("\n".join(advice_lines(run)))
@@ -153,8 +153,8 @@ def submit(
 ) -> None:
     """Show a batch script that trains as CONFIG says; --submit also gives it to sbatch."""
     from hpcrl.config.load import ConfigError, load_config
-    from hpcrl.submit import JobRequest, submit_command
-    from hpcrl.training import check_together
+    from hpcrl.start.submit import JobRequest, submit_command
+    from hpcrl.start.training import check_together
 
     try:
         check_together(load_config(config, overrides))
@@ -187,8 +187,8 @@ def verdict(run: Path, exit_code: int, job: str, max_restarts: int, max_fruitles
 
     Prints done, again, requeue or stop, and the exit code for the script.
     """
-    from hpcrl.run_dir import RunDirError
-    from hpcrl.verdict import judge_run
+    from hpcrl.run.run_dir import RunDirError
+    from hpcrl.run.verdict import judge_run
 
     try:
         result = judge_run(run, exit_code, job, max_restarts, max_fruitless)
@@ -228,7 +228,7 @@ def evaluate(
     videos: int,
 ) -> None:
     """Play whole episodes with a checkpoint of RUN; needs no MPI."""
-    from hpcrl.evaluation import EvaluationError, evaluate_run, print_evaluation
+    from hpcrl.evaluation.play import EvaluationError, evaluate_run, print_evaluation
 
     try:
         result = evaluate_run(
@@ -266,7 +266,7 @@ def export(run: str, kind: str, output: str, partial: bool) -> None:
 @click.argument("config", type=click.Path(dir_okay=False), required=False)
 def check(config: str | None) -> None:
     """Say what works here: MPI, Horovod, torch devices, environments, file system."""
-    from hpcrl.self_check import check_command
+    from hpcrl.start.self_check import check_command
 
     sys.exit(check_command(config))
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.agents.vtrace.config import VTraceConfig
+from hpcrl.comm.link import Group, Link
+from hpcrl.comm.slots import Client
+from hpcrl.comm.team import Team
+from hpcrl.comm.wire import Layout, unroll_layout
 from hpcrl.config.root import Config
-from hpcrl.link import Group, Link
-from hpcrl.slots import Client
 from hpcrl.specs import ArraySpec, EnvSpec
-from hpcrl.team import Team
 from hpcrl.topology import Topology
-from hpcrl.wire import Layout, unroll_layout
 
 ACTOR_STAGES = ("step", "pack", "send", "wait")
 INFERENCE_STAGES = ("wait", "held", "blocked", "batch", "forward", "scatter", "unroll", "weights")

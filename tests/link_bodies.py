@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcrl.agreement import Agreement
-from hpcrl.link import Incoming, Link, wait_until
+from hpcrl.comm.agreement import Agreement
+from hpcrl.comm.link import Incoming, Link, wait_until
 from hpcrl.timing import DeadlineError
 
 PART_BYTES = 1000

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from env_wrappers import EnvBatch
-from hpcrl.batches import assemble
-from hpcrl.env_batches import make_batch
-from hpcrl.launch import run_rank
-from hpcrl.loopback import LoopbackLink
-from hpcrl.stopping import StopSignal
-from tests.acting import Expected, row_of
+from hpcrl.acting.env_batches import make_batch
+from hpcrl.comm.loopback import LoopbackLink
+from hpcrl.learning.batches import assemble
+from hpcrl.run.stopping import StopSignal
+from hpcrl.start.launch import run_rank
+from tests.acting_tools import Expected, row_of
 from tests.loopback_runner import run_loopback
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HPCRL_THREADS")
@@ -72,13 +72,13 @@ class JobRun:
         self._lock = threading.Lock()
         self._before_step, self._after_batch = before_step, after_batch
         monkeypatch.setattr("hpcrl.roles.actor.make_batch", self._make)
-        monkeypatch.setattr("hpcrl.sources.assemble", self._record)
+        monkeypatch.setattr("hpcrl.learning.sources.assemble", self._record)
         # Python allows handlers in the main thread only; the flag is set by hand here.
         monkeypatch.setattr(StopSignal, "install", self._install(self.signals))
         # What a rank does to its process: here it is the process of all tests.
-        monkeypatch.setattr("hpcrl.launch.log_to", lambda *arguments: None)
-        monkeypatch.setattr("hpcrl.launch.start_watchdog", lambda *arguments: None)
-        monkeypatch.setattr("hpcrl.torch_device.keep_freed_memory", lambda: None)
+        monkeypatch.setattr("hpcrl.start.launch.log_to", lambda *arguments: None)
+        monkeypatch.setattr("hpcrl.start.launch.start_watchdog", lambda *arguments: None)
+        monkeypatch.setattr("hpcrl.node.torch_device.keep_freed_memory", lambda: None)
         monkeypatch.setattr("os.nice", lambda increment: 0)
         for name in THREAD_VARIABLES:
             monkeypatch.setenv(name, "1")

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hpcrl.loopback import LoopbackLink, PeerFailedError, World
+from hpcrl.comm.loopback import LoopbackLink, PeerFailedError, World
 
 
 def run_loopback(

@@ -29,7 +29,7 @@ def recorder_for(folder, spec, behaviour, num_envs, max_bytes=0, **section):
 
 
 def naive_episodes(rows):
-    """One environment's rows (`tests.acting.Expected`) as a list of episodes, step by step."""
+    """One environment's rows (`tests.acting_tools.Expected`) as episodes, step by step."""
     episodes, current = [], None
     for row in rows:
         if current is not None and current["obs"]:

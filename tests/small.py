@@ -7,9 +7,9 @@ import numpy as np
 
 from env_wrappers import make
 from hpcrl.brain import Brain
+from hpcrl.comm.slots import Rows
 from hpcrl.config.load import parse_config
 from hpcrl.config.root import Config
-from hpcrl.slots import Rows
 from hpcrl.specs import EnvSpec
 
 BASE: dict[str, Any] = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcrl.comm.loopback import World
+from hpcrl.comm.slots import Client
 from hpcrl.job import Job, Seat
-from hpcrl.loopback import World
-from hpcrl.slots import Client
 from hpcrl.topology import plan_topology, uniform_node_map
 from tests.small import config_of, env_spec
 

@@ -13,19 +13,22 @@ PACKAGES = ("hpcrl", "env_wrappers", "analysis")
 
 LAYERS = {
     "vocabulary": (
-        "types specs checks timing exit_codes human durable counters config.types config.sections"
+        "types specs checks timing exit_codes human durable run.counters config.types "
+        "config.sections"
     ),
-    "pure": ("topology wire unroll replay ops nets agents config optim loss_scaling link"),
+    "pure": (
+        "topology comm.wire comm.link acting.unroll replay ops nets agents config learning.optim "
+        "learning.loss_scaling"
+    ),
     "edges": "",  # all that is named nowhere else
     "roles": "roles",
-    "entry": (
-        "launch training local_launch cli __main__ bench evaluation self_check probes status"
-    ),
+    "entry": "start cli __main__ bench evaluation.play run.status",
 }
 ORDER = list(LAYERS)
 TORCH_FREE = (
-    "types specs checks timing wire unroll topology replay.memory replay.files config.load link "
-    "slots stats commands weights unroll_flow job startup launch training roles.actor cli"
+    "types specs checks timing comm.wire acting.unroll topology replay.memory replay.files "
+    "config.load comm.link comm.slots comm.stats comm.commands comm.weights comm.unroll_flow job "
+    "comm.startup start.launch start.training roles.actor cli"
 )
 PICKLED_CALLS = {
     *("send", "recv", "isend", "irecv", "ssend", "issend", "bsend", "sendrecv", "mprobe"),
@@ -116,8 +119,8 @@ def test_no_two_modules_import_each_other():
 @pytest.mark.parametrize(
     ("library", "importers"),
     [
-        ("mpi4py", {"hpcrl.transport"}),
-        ("horovod", {"hpcrl.data_parallel"}),
+        ("mpi4py", {"hpcrl.comm.transport"}),
+        ("horovod", {"hpcrl.learning.data_parallel"}),
         ("h5py", {"hpcrl.recording.segment"}),
     ],
 )
@@ -154,7 +157,7 @@ def test_mpi4pys_pickling_calls_are_never_made():
     """The one module that holds communicators calls none of their lower-case methods."""
     wrong = [
         f"{node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(tree(ROOT / "hpcrl" / "transport.py"))
+        for node in ast.walk(tree(ROOT / "hpcrl" / "comm" / "transport.py"))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in PICKLED_CALLS
@@ -169,7 +172,7 @@ def test_communicators_leave_the_transport_for_horovod_and_environments_only():
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr == "communicator"
     }
-    assert users == {"hpcrl.transport", "hpcrl.data_parallel", "hpcrl.team"}
+    assert users == {"hpcrl.comm.transport", "hpcrl.learning.data_parallel", "hpcrl.comm.team"}
 
 
 def test_nothing_is_pickled_and_nothing_listens():
@@ -210,7 +213,7 @@ def loaded_after(program):
 
 def test_an_actor_loads_no_torch_and_no_other_large_library():
     loaded = loaded_after(
-        "import hpcrl.training, hpcrl.launch, hpcrl.roles.actor\n"
+        "import hpcrl.start.training, hpcrl.start.launch, hpcrl.roles.actor\n"
         "from env_wrappers import make\n"
         "import numpy as np\n"
         "envs = make('atari:Breakout', 2, [1, 2])\n"

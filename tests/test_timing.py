@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrl.link import wait_until
+from hpcrl.comm.link import wait_until
 from hpcrl.timing import DeadlineError, StageTimer, Waiter, choose_wait_policy
 
 

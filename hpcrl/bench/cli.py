@@ -43,7 +43,7 @@ def _finish(measure: Callable[[], Result], json_path: str | None, png_path: str 
     from hpcrl.bench.ranks import BenchError
     from hpcrl.bench.result import publish
     from hpcrl.config.load import ConfigError
-    from hpcrl.slurm_env import LaunchError
+    from hpcrl.node.slurm_env import LaunchError
 
     try:
         result = measure()

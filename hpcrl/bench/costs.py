@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hpcrl.acting.env_batches import make_batch
+from hpcrl.acting.policy import ActingPolicy
 from hpcrl.brain import Brain
+from hpcrl.comm.slots import Rows
+from hpcrl.comm.wire import row_fields, unroll_layout
 from hpcrl.config.root import Config
-from hpcrl.data_parallel import SingleLearner
-from hpcrl.env_batches import make_batch
-from hpcrl.epochs import EpochTrainer
 from hpcrl.job import LEARNER_STAGES, unrolls_per_learner_step
-from hpcrl.policy import ActingPolicy
-from hpcrl.slots import Rows
+from hpcrl.learning.data_parallel import SingleLearner
+from hpcrl.learning.epochs import EpochTrainer
+from hpcrl.learning.trainer import Trainer
+from hpcrl.node.torch_device import keep_freed_memory
 from hpcrl.specs import EnvSpec
 from hpcrl.timing import StageTimer
-from hpcrl.torch_device import keep_freed_memory
-from hpcrl.trainer import Trainer
 from hpcrl.types import UnrollBatch
-from hpcrl.wire import row_fields, unroll_layout
 
 _CPU = torch.device("cpu")
 

@@ -19,19 +19,19 @@ from hpcrl.bench.costs import noise
 from hpcrl.bench.ranks import read_arguments, write_result
 from hpcrl.bench.seat import stop_clients, take_seat
 from hpcrl.brain import Brain, autocast
-from hpcrl.commands import CommandSender
+from hpcrl.comm.commands import CommandSender
+from hpcrl.comm.link import wait_until
+from hpcrl.comm.slots import StepSlots
+from hpcrl.comm.startup import gather_json
+from hpcrl.comm.stats import StatsCollector
+from hpcrl.comm.weights import WeightsPublisher
 from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, Job
-from hpcrl.link import wait_until
-from hpcrl.optim import FlatParameters
+from hpcrl.learning.optim import FlatParameters
+from hpcrl.learning.sources import OnPolicyQueue
 from hpcrl.roles import inference
 from hpcrl.roles.actor import GroupChannel
-from hpcrl.slots import StepSlots
-from hpcrl.sources import OnPolicyQueue
 from hpcrl.specs import ENV_FAILURES
-from hpcrl.startup import gather_json
-from hpcrl.stats import StatsCollector
 from hpcrl.types import NetInputs
-from hpcrl.weights import WeightsPublisher
 
 _KEEP = 100_000
 _WARM_UP = 0.2

@@ -17,18 +17,18 @@ from hpcrl.bench.costs import noise
 from hpcrl.bench.ranks import read_arguments, write_result
 from hpcrl.bench.seat import take_seat
 from hpcrl.brain import Brain, autocast
-from hpcrl.commands import CommandReceiver
+from hpcrl.comm.commands import CommandReceiver
+from hpcrl.comm.link import wait_until
+from hpcrl.comm.startup import gather_json
+from hpcrl.comm.unroll_flow import UnrollOutbox
+from hpcrl.comm.weights import WeightsSubscriber
+from hpcrl.comm.wire import Command
 from hpcrl.job import Job
-from hpcrl.link import wait_until
-from hpcrl.optim import FlatParameters
+from hpcrl.learning.optim import FlatParameters
+from hpcrl.learning.sources import OnPolicyQueue, Taken
 from hpcrl.roles import learner as learners
-from hpcrl.run_dir import RunDir
-from hpcrl.sources import OnPolicyQueue, Taken
-from hpcrl.startup import gather_json
-from hpcrl.stopping import StopSignal
-from hpcrl.unroll_flow import UnrollOutbox
-from hpcrl.weights import WeightsSubscriber
-from hpcrl.wire import Command
+from hpcrl.run.run_dir import RunDir
+from hpcrl.run.stopping import StopSignal
 
 _WARM_UP_STEPS = 5
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 import hpcrl
-from hpcrl.local_launch import find_mpirun, launch_environment, mpirun_command
+from hpcrl.start.local_launch import find_mpirun, launch_environment, mpirun_command
 
 HOME = Path(hpcrl.__file__).resolve().parents[1]
 """The source tree: some programs are in its benchmarks/."""

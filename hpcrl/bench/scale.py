@@ -15,7 +15,7 @@ import yaml
 
 from hpcrl.bench.ranks import BenchError, end_family
 from hpcrl.bench.result import Chart, Result, Sheet
-from hpcrl.metrics import read_metrics
+from hpcrl.run.metrics import read_metrics
 
 GOAL, START_GOAL_S = 0.95, 20.0
 

@@ -10,20 +10,20 @@ import torch
 
 from env_wrappers import describe
 from hpcrl.brain import Brain
-from hpcrl.commands import CommandSender
+from hpcrl.comm.commands import CommandSender
+from hpcrl.comm.link import wait_until
+from hpcrl.comm.startup import gather_json
+from hpcrl.comm.transport import MpiLink
+from hpcrl.comm.weights import WeightsPublisher
+from hpcrl.comm.wire import Command
 from hpcrl.config.load import parse_config
 from hpcrl.job import Job
-from hpcrl.launch import demand_of
-from hpcrl.link import wait_until
-from hpcrl.node_facts import choose_threads, node_facts
+from hpcrl.node.node_facts import choose_threads, node_facts
+from hpcrl.node.torch_device import keep_freed_memory
 from hpcrl.specs import EnvSpec
-from hpcrl.startup import gather_json
+from hpcrl.start.launch import demand_of
 from hpcrl.timing import choose_wait_policy
 from hpcrl.topology import node_map, plan_topology
-from hpcrl.torch_device import keep_freed_memory
-from hpcrl.transport import MpiLink
-from hpcrl.weights import WeightsPublisher
-from hpcrl.wire import Command
 
 
 def take_seat(data: Mapping[str, Any], run_dir: str) -> tuple[Job, Brain]:

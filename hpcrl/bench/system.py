@@ -19,10 +19,10 @@ from hpcrl.bench.ranks import BenchError, end_family
 from hpcrl.bench.result import Chart, Result, Sheet
 from hpcrl.config.root import Config
 from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, LEARNER_STAGES
-from hpcrl.metrics import read_metrics
-from hpcrl.run_dir import RunDir
+from hpcrl.run.metrics import read_metrics
+from hpcrl.run.run_dir import RunDir
+from hpcrl.start.training import read_training_config
 from hpcrl.timing import StageTimer
-from hpcrl.training import read_training_config
 
 _COST_S = 3.0
 

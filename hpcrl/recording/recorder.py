@@ -19,10 +19,10 @@ from hpcrl.config.root import Config
 from hpcrl.config.sections import RecordingConfig
 from hpcrl.durable import json_text, reason
 from hpcrl.job import Job
-from hpcrl.rank_log import log
 from hpcrl.recording.episodes import Array, Budget, Episode, EpisodeBuilder, column_specs
 from hpcrl.recording.segment import FLUSH_S, SegmentWriter, existing_segments, reserve_bytes
-from hpcrl.run_dir import RunDir
+from hpcrl.run.rank_log import log
+from hpcrl.run.run_dir import RunDir
 from hpcrl.specs import ArraySpec, EnvSpec
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from env_wrappers import EnvBatch, StepBatch
-from hpcrl.env_batches import make_batch
+from hpcrl.acting.env_batches import make_batch
+from hpcrl.comm.link import Incoming, Link, wait_until
+from hpcrl.comm.team import LedBatch
+from hpcrl.comm.wire import Command, Tag, reply_layout, step_layout, step_short_nbytes
 from hpcrl.job import ACTOR_STAGES, Job, Seat
-from hpcrl.link import Incoming, Link, wait_until
 from hpcrl.specs import ENV_FAILURES, EnvSpec
-from hpcrl.team import LedBatch
 from hpcrl.timing import StageTimer
-from hpcrl.wire import Command, Tag, reply_layout, step_layout, step_short_nbytes
 
 
 def make_groups(seat: Seat) -> list[EnvBatch]:

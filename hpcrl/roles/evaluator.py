@@ -10,17 +10,22 @@ import numpy.typing as npt
 import torch
 
 from env_wrappers import EnvBatch
+from hpcrl.acting.env_batches import make_batch
 from hpcrl.brain import Brain
-from hpcrl.commands import CommandReceiver
-from hpcrl.env_batches import make_batch
+from hpcrl.comm.commands import CommandReceiver
+from hpcrl.comm.link import wait_until
+from hpcrl.comm.rounds import RoundReporter
+from hpcrl.comm.stats import StatsReporter
+from hpcrl.comm.weights import WeightsSubscriber
+from hpcrl.comm.wire import Command
+from hpcrl.evaluation.whole_episodes import (
+    EpisodePlayer,
+    RecordingPolicy,
+    episode_quota,
+    evaluation_options,
+)
 from hpcrl.job import Job, Seat
-from hpcrl.link import wait_until
 from hpcrl.recording import open_recorder
-from hpcrl.rounds import RoundReporter
-from hpcrl.stats import StatsReporter
-from hpcrl.weights import WeightsSubscriber
-from hpcrl.whole_episodes import EpisodePlayer, RecordingPolicy, episode_quota, evaluation_options
-from hpcrl.wire import Command
 
 _MOST_ENVS = 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from env_wrappers import EnvBatch
+from hpcrl.comm.team import Order, Team
 from hpcrl.job import Job
-from hpcrl.team import Order, Team
 
 
 def run(job: Job, groups: Sequence[EnvBatch], team: Team) -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hpcrl.acting_rank import LearnerPort, make_policy
+from hpcrl.acting.acting_rank import LearnerPort, make_policy
+from hpcrl.acting.pacing import PacedPolicy
+from hpcrl.acting.policy import ActingPolicy
 from hpcrl.brain import Brain
+from hpcrl.comm.slots import StepSlots
 from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, Job, full_batch_rows
-from hpcrl.pacing import PacedPolicy
-from hpcrl.policy import ActingPolicy
-from hpcrl.slots import StepSlots
 from hpcrl.timing import StageTimer
 
 

@@ -13,26 +13,26 @@ import safetensors.numpy
 import torch
 
 from hpcrl import exit_codes
-from hpcrl.agreement import Agreement, Rule
-from hpcrl.bookkeeping import Bookkeeper
 from hpcrl.brain import Brain
-from hpcrl.checkpoint import Checkpoint
-from hpcrl.commands import CommandSender
-from hpcrl.counters import Counters, RollingReturns
-from hpcrl.data_parallel import DataParallel, check_in_sync, make_data_parallel
-from hpcrl.epochs import EpochTrainer
+from hpcrl.comm.agreement import Agreement, Rule
+from hpcrl.comm.commands import CommandSender
+from hpcrl.comm.link import Group, wait_until
+from hpcrl.comm.rounds import RoundCollector
+from hpcrl.comm.stats import StatsCollector
+from hpcrl.comm.weights import WeightsPublisher
+from hpcrl.comm.wire import Command
 from hpcrl.job import LEARNER_STAGES, Job
-from hpcrl.link import Group, wait_until
-from hpcrl.replay_buffer import ReplayBuffer
-from hpcrl.rounds import RoundCollector
-from hpcrl.sources import OnPolicyQueue, Source
-from hpcrl.stats import StatsCollector
-from hpcrl.stopping import Stop, StopSignal, goal_reached
+from hpcrl.learning.data_parallel import DataParallel, check_in_sync, make_data_parallel
+from hpcrl.learning.epochs import EpochTrainer
+from hpcrl.learning.replay_buffer import ReplayBuffer
+from hpcrl.learning.sources import OnPolicyQueue, Source
+from hpcrl.learning.trainer import NonFiniteLossError, StepResult, Trainer
+from hpcrl.run.bookkeeping import Bookkeeper
+from hpcrl.run.checkpoint import Checkpoint
+from hpcrl.run.counters import Counters, RollingReturns
+from hpcrl.run.stopping import Stop, StopSignal, goal_reached
 from hpcrl.timing import StageTimer
-from hpcrl.trainer import NonFiniteLossError, StepResult, Trainer
 from hpcrl.types import UnrollBatch
-from hpcrl.weights import WeightsPublisher
-from hpcrl.wire import Command
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import torch
 
 from env_wrappers import EnvBatch, StepBatch
-from hpcrl.acting_rank import LearnerPort, make_policy
+from hpcrl.acting.acting_rank import LearnerPort, make_policy
+from hpcrl.acting.pacing import PacedPolicy
+from hpcrl.acting.policy import ActingPolicy
 from hpcrl.brain import Brain
+from hpcrl.comm.slots import Rows
 from hpcrl.job import INFERENCE_STAGES, Job
-from hpcrl.pacing import PacedPolicy
-from hpcrl.policy import ActingPolicy
-from hpcrl.slots import Rows
 from hpcrl.specs import ENV_FAILURES
 from hpcrl.timing import StageTimer
 

@@ -8,9 +8,9 @@ import sys
 
 import torch
 
-from hpcrl.data_parallel import make_data_parallel
+from hpcrl.comm.transport import MpiLink
+from hpcrl.learning.data_parallel import make_data_parallel
 from hpcrl.timing import DeadlineError
-from hpcrl.transport import MpiLink
 from tests.link_bodies import await_go, say_go
 
 link = MpiLink(deadline_s=100.0, max_message_bytes=1 << 30)

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from hpcrl.transport import MpiLink
+from hpcrl.comm.transport import MpiLink
 
 link = MpiLink(deadline_s=100.0, max_message_bytes=1 << 30)
 everyone = link.group(range(link.size))
@@ -20,7 +20,7 @@ def train(parallel, seed: int):
     import torch
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-    from hpcrl.data_parallel import check_in_sync
+    from hpcrl.learning.data_parallel import check_in_sync
     from tests.oracles import big_batch
 
     net = big_batch.network(seed)
@@ -48,7 +48,7 @@ def train(parallel, seed: int):
 def check_backend(backend: str) -> None:
     import torch
 
-    from hpcrl.data_parallel import make_data_parallel
+    from hpcrl.learning.data_parallel import make_data_parallel
     from tests.oracles import big_batch
 
     hosts = ["one-host"] * group.size

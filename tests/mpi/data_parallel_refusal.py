@@ -2,8 +2,8 @@
 
 import torch
 
-from hpcrl.data_parallel import DataParallelError, make_data_parallel
-from hpcrl.transport import MpiLink, library_facts
+from hpcrl.comm.transport import MpiLink, library_facts
+from hpcrl.learning.data_parallel import DataParallelError, make_data_parallel
 
 link = MpiLink(deadline_s=100.0, max_message_bytes=1 << 30)
 group = link.group([0, 1])

@@ -7,7 +7,7 @@ training begins on every rank; only the role that calls it fails.
 import importlib
 import sys
 
-from hpcrl.training import train_command
+from hpcrl.start.training import train_command
 
 method, number, config, *overrides = sys.argv[1:]
 module_name, _, path = method.partition(":")

@@ -1,6 +1,6 @@
 """Runs every body of tests/link_bodies.py over MPI; rank 0 prints the names of those that held."""
 
-from hpcrl.transport import MpiLink
+from hpcrl.comm.transport import MpiLink
 from tests.link_bodies import BODIES, PART_BYTES, a_collective_deadline_names_the_collective
 
 link = MpiLink(deadline_s=100.0, max_message_bytes=PART_BYTES)

@@ -55,7 +55,7 @@ def test_mpirun_inside_a_job_trains_is_stopped_by_the_batch_shell_and_is_requeue
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 def test_the_gpus_that_slurm_gives_are_the_gpus_that_are_planned(cluster, gpus):
     code = (
-        "import os; from hpcrl.devices import visible_gpus; "
+        "import os; from hpcrl.node.devices import visible_gpus; "
         "print(len(visible_gpus(os.environ, 2)) if 'CUDA_VISIBLE_DEVICES' in os.environ else 0)"
     )
     request = (f"--gpus-per-node={gpus}",) if gpus else ()

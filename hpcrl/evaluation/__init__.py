@@ -1,0 +1,1 @@
+"""Whole episodes with a trained agent, what they leave behind, and their scores."""

@@ -1,0 +1,1 @@
+"""From unrolls to parameters: batches, sources, optimizers, sums over the learners."""

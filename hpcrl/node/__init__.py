@@ -1,0 +1,1 @@
+"""What a rank finds on its node: launcher variables, cores, memory, GPUs."""

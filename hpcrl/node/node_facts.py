@@ -1,0 +1,55 @@
+"""What a rank knows of its node, and the threads that it may use there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hpcrl.config.root import Config
+from hpcrl.node.devices import detect_gpu_count, torch_backend, visible_gpus
+from hpcrl.topology import Topology
+
+_NICENESS = {"learner": 0, "inference": 2, "actor": 5, "worker": 5, "follower": 5, "evaluator": 10}
+"""Where ranks outnumber cores: the later in the data flow, the earlier a rank gets the core, as
+back-pressure slows down what comes before it anyway. Raising it needs no privilege."""
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def node_facts(role: str | None) -> dict[str, Any]:
+    """Return host, visible GPUs, usable cores and role override of this process."""
+    backend = torch_backend()
+    gpus = visible_gpus(os.environ, detect_gpu_count(backend), backend)
+    return {
+        "host": os.uname().nodename,
+        "gpus": [gpu.name for gpu in gpus],
+        "cores": len(os.sched_getaffinity(0)),
+        "role": role,
+    }
+
+
+def choose_threads(config: Config, topology: Topology, rank: int) -> int:
+    """Set this process's thread counts, before torch is imported; return them.
+
+    Variables inherited from the submitting shell are overruled: they are the same for all
+    roles, and an actor needs one thread where a learner wants many.
+    """
+    role, node = topology.role_of[rank], topology.nodes[topology.node_of[rank]]
+    configured = {"learner": config.learner.threads, "inference": config.inference.threads}
+    threads = configured.get(role, 1) or _share(topology, rank)
+    if role in ("actor", "worker", "follower"):
+        threads = 1
+    if len(node.ranks) > node.num_cores > 0:
+        os.nice(_NICENESS[role])
+    for name in _THREAD_VARIABLES:
+        os.environ[name] = str(threads)
+    os.environ["HPCRL_THREADS"] = str(min(threads, max(node.num_cores, 1)))
+    return threads
+
+
+def _share(topology: Topology, rank: int) -> int:
+    """Cores of the node that no single-threaded rank needs, divided by the ranks that want more."""
+    node = topology.nodes[topology.node_of[rank]]
+    wanting = [r for r in node.ranks if topology.role_of[r] in ("learner", "inference")]
+    spare = node.num_cores - (len(node.ranks) - len(wanting))
+    return max(1, spare // len(wanting))

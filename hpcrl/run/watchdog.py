@@ -1,0 +1,179 @@
+"""A thread with a clock of its own beside every rank's loop: heartbeat, stacks, end of a hang.
+
+The thread runs while the loop is inside MPI, in a system call or in C code that gives up Python's
+lock. Where the lock is held, the files of this rank go stale, which a watching rank sees, and
+faulthandler, which needs no lock, writes the stacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import threading
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from hpcrl.durable import reason
+from hpcrl.run.heartbeat import LEFT, Beat, BeatFile, describe, lost_ranks, read_beats
+from hpcrl.run.rank_log import log
+from hpcrl.run.run_dir import RunDirError
+from hpcrl.run.stacks import answer_request, newest_request, request_stacks, stacks_folder
+from hpcrl.timing import Pulse
+
+_LONGEST_TICK_S = 5.0
+_TICKS_PER_TIMEOUT = 20
+_ANSWER_TICKS = 4
+
+
+def tick_s(timeout_s: float) -> float:
+    """Return how often a rank looks at its loop, with 0 for no timeout."""
+    return min(_LONGEST_TICK_S, timeout_s / _TICKS_PER_TIMEOUT) if timeout_s else _LONGEST_TICK_S
+
+
+class Silence:
+    """Decides, by the clock of the one that watches, whose loop has stood still for too long.
+
+    Only changes count, so clocks of other nodes don't matter. After a gap of half the time (it was
+    stopped itself, or its file system was) it gives everyone the whole time again.
+
+    Args:
+      timeout_s: longest time without a beat.
+      start_timeout_s: the same before a rank has finished its first stage.
+    """
+
+    def __init__(self, timeout_s: float, start_timeout_s: float):
+        self._timeout_s = timeout_s
+        self._start_timeout_s = max(timeout_s, start_timeout_s)
+        self._longest_gap_s = timeout_s / 2
+        self._changed: dict[int, tuple[int, float]] = {}
+        self._last_s: float | None = None
+
+    def look(self, beats: Sequence[Beat], now_s: float) -> list[Beat]:
+        """Return the beats of those that are silent for too long at monotonic time `now_s`."""
+        if self._last_s is not None and now_s - self._last_s > self._longest_gap_s:
+            self._changed.clear()
+        self._last_s = now_s
+        lost = lost_ranks(beats)
+        late = []
+        for beat in beats:
+            seen = self._changed.get(beat.rank)
+            if seen is None or seen[0] != beat.beats:
+                self._changed[beat.rank] = beat.beats, now_s
+                continue
+            limit_s = self._start_timeout_s if beat.stage == "start" else self._timeout_s
+            if now_s - seen[1] > limit_s and beat.stage != LEFT and beat.rank not in lost:
+                late.append(beat)
+        return late
+
+
+class Watchdog:
+    """Writes this rank's heartbeat, answers requests for stacks and, on some ranks, watches all.
+
+    Args:
+      pulse: beaten by the loop.
+      beat: this rank's record, but for what changes.
+      run_dir: the run directory.
+      node: index of this rank's node.
+      slot: of this rank within its node.
+      silence: on a rank that watches the others, else None.
+      timeout_s: longest time without a beat; 0: nobody ends the job.
+      end_job: called in the thread with the reason, once; must not return.
+      lost_ranks: ranks that this one has seen die; grows.
+    """
+
+    def __init__(
+        self,
+        pulse: Pulse,
+        beat: Beat,
+        run_dir: Path,
+        node: int,
+        slot: int,
+        silence: Silence | None,
+        timeout_s: float,
+        end_job: Callable[[str], None],
+        lost_ranks: AbstractSet[int] = frozenset(),
+    ):
+        self._lost_ranks = lost_ranks
+        self._pulse = pulse
+        self._beat = beat._replace(beat_unix_s=time.time())
+        self._run_dir = run_dir
+        self._file = BeatFile(run_dir, node, slot)
+        self._held = run_dir / "logs" / f"held-rank-{beat.rank:05d}.txt"
+        self._held_file = self._held.open("w")
+        self._silence = silence
+        self._timeout_s = timeout_s
+        self._end_job = end_job
+        self._request = newest_request(run_dir)
+        self._answered_s = -float("inf")
+        self._verdict_s: float | None = None
+        self._complained = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and say that this rank has ended normally."""
+        self._stop.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        with contextlib.suppress(OSError):
+            self._file.write(self._beat._replace(stage=LEFT))
+            self._held_file.close()
+            self._held.unlink()
+
+    def _run(self) -> None:
+        while True:
+            written = self._write()
+            if self._timeout_s:
+                # Only reached while Python's lock can be had; else it goes off.
+                faulthandler.dump_traceback_later(self._timeout_s, file=self._held_file)
+            self._answer()
+            if self._silence is not None and written:
+                self._judge(self._silence)
+            if self._stop.wait(self._beat.tick_s):
+                return
+
+    def _write(self) -> bool:
+        """Write the heartbeat; say whether the file system took it."""
+        beats, stage = self._pulse.beats, self._pulse.stage
+        if beats != self._beat.beats:
+            self._beat = self._beat._replace(beats=beats, stage=stage, beat_unix_s=time.time())
+        self._beat = self._beat._replace(lost=tuple(sorted(self._lost_ranks)))
+        try:
+            self._file.write(self._beat)
+        except OSError as error:
+            if not self._complained:
+                log.warning("can't write the heartbeat (%s)", reason(error))
+            self._complained = True
+            return False
+        self._complained = False
+        return True
+
+    def _answer(self) -> None:
+        name = newest_request(self._run_dir)
+        if not name or name == self._request:
+            return
+        self._request, self._answered_s = name, time.monotonic()
+        beat = self._beat
+        header = f"{beat.name} (rank {beat.rank}, {beat.host}, pid {beat.pid})"
+        try:
+            answer_request(self._run_dir, name, beat.rank, header)
+        except OSError as error:
+            log.warning("can't write stacks (%s)", reason(error))
+
+    def _judge(self, silence: Silence) -> None:
+        """Ask for stacks when someone is silent, and end the job when they had time to come."""
+        now_s = time.monotonic()
+        late = silence.look(read_beats(self._run_dir, self._beat.restart), now_s)
+        if not late:
+            self._verdict_s = None
+        elif self._verdict_s is None:
+            self._verdict_s = now_s + _ANSWER_TICKS * self._beat.tick_s
+            if now_s - self._answered_s > _ANSWER_TICKS * self._beat.tick_s:  # not asked by another
+                with contextlib.suppress(RunDirError):
+                    request_stacks(self._run_dir)
+        elif now_s >= self._verdict_s:
+            who = "; ".join(describe(beat, time.time()) for beat in late)
+            self._end_job(f"{who}: the job ends; stacks are in {stacks_folder(self._run_dir)}")

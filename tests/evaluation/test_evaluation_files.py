@@ -1,0 +1,59 @@
+"""What `hpcrl eval` writes is what it played."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from analysis.reader import Run
+from hpcrl.evaluation.atari_scores import human_normalised, reference_scores
+from hpcrl.evaluation.play import env_seed, evaluate_run
+from tests.evaluation.test_evaluation import random_network, save
+from tests.small import config_of
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_recorded_episodes_are_those_of_the_table(tmp_path, truncate):
+    options = {"episode_length": 4, "length_spread": 5, "truncate": truncate}
+    config = config_of(env={"name": "synthetic:counting", "options": options})
+    save(tmp_path, config, random_network(config))
+    plain = evaluate_run(tmp_path, 7, 3, True, None, seed=2)
+    result = evaluate_run(tmp_path, 7, 3, True, None, seed=2, record=True, videos=1)
+    assert result.episodes == plain.episodes
+    assert plain.folder is None
+    table = Run(result.folder).episodes().sort_values(["env_id", "episode"])
+    assert table["complete"].all()
+    assert (table["truncated"] == truncate).all()
+    assert table["return"].tolist() == [e.episode_return for e in result.episodes]
+    assert table["length"].tolist() == [e.agent_steps for e in result.episodes]
+    assert table["env_seed"].tolist() == [env_seed(2, i) for i in (0, 0, 0, 1, 1, 2, 2)]
+    with (result.folder / "episodes.csv").open() as file:
+        rows = list(csv.reader(file))[1:]
+    assert [(float(r), int(n), c == "True") for r, n, c in rows] == list(result.episodes)
+    summary = json.loads((result.folder / "summary.json").read_text())
+    returns = [e.episode_return for e in result.episodes]
+    assert summary["median_return"] == np.median(returns)
+    assert summary["human_normalised"] is None
+    again = evaluate_run(tmp_path, 1, 1, True, None, seed=2, record=True)
+    assert again.folder != result.folder
+
+
+def test_a_video_of_the_best_episode_is_written(tmp_path):
+    options = {"observation_shape": [20, 24], "episode_length": 4, "length_spread": 5}
+    config = config_of(env={"name": "synthetic:counting", "options": options})
+    save(tmp_path, config, random_network(config))
+    result = evaluate_run(tmp_path, 3, 3, True, None, seed=2, record=True, videos=1)
+    best = int(Run(result.folder).episodes()["return"].idxmax())
+    (video,) = result.folder.glob("episode-*.*")
+    assert video.stem == f"episode-{best}"
+    assert video.stat().st_size > 500
+
+
+def test_random_play_scores_nought_and_human_play_one():
+    assert len(reference_scores()) == 57
+    assert human_normalised("atari:Breakout", 1.7) == 0.0
+    assert human_normalised("atari:Breakout", 30.5) == 1.0
+    assert human_normalised("atari:MsPacman", (307.3 + 6951.6) / 2) == pytest.approx(0.5)
+    assert human_normalised("atari:Adventure", 1.0) is None
+    assert human_normalised("gym:CartPole-v1", 1.0) is None

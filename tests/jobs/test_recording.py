@@ -1,0 +1,392 @@
+"""What is recorded is what was played: whole episodes, or none of one."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from analysis import segments as reading
+from analysis.errors import DataError
+from analysis.reader import Run
+from env_wrappers import make
+from hpcrl.recording import SCHEMA_VERSION, Budget, EpisodeBuilder, is_selected
+from hpcrl.recording.segment import FORMAT
+from hpcrl.specs import ArraySpec, EnvSpec
+from tests.acting_tools import CPU, KINDS, Stage, weights
+from tests.loopback_job import JobRun
+from tests.recording_tools import assert_same_episode, naive_episodes, recorder_for
+from tests.small import brain_of, config_of, rows_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def recorded_stage(folder, kind, steps=120, **section):
+    """A stage whose rows are recorded, after random steps; returns it and its recorder."""
+    stage = Stage(kind)
+    recorder = recorder_for(folder, stage.spec, stage.brain.behaviour, len(stage.envs), **section)
+    stage.policy.sink = recorder
+    for _ in range(steps):
+        stage.step()
+    recorder.close()
+    return stage, recorder
+
+
+def by_identity(run: Run) -> dict[tuple[int, int], tuple[dict, dict]]:
+    """Recorded episodes: steps and line of the index by (environment, number)."""
+    table = run.episodes()
+    return {
+        (entry["env_id"], entry["episode"]): (run.episode(row), entry)
+        for row, entry in enumerate(table.to_dict("records"))
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_episodes_on_disk_are_those_of_a_naive_recorder(tmp_path, kind):
+    stage, recorder = recorded_stage(tmp_path / "trajectories" / "inference-0-0", kind)
+    recorded = by_identity(Run(tmp_path))
+    expected = {
+        (env_id, number): episode
+        for env_id, history in enumerate(stage.expected)
+        for number, episode in enumerate(naive_episodes(history.rows))
+    }
+    assert len(expected) > 10
+    assert recorded.keys() == expected.keys()
+    for identity, (steps, entry) in recorded.items():
+        assert_same_episode(steps, entry, expected[identity])
+        assert entry["env_seed"] == 100 + identity[0]
+        assert entry["return"] == steps["reward"].astype(np.float64).sum()
+    assert recorder.recorded == len(expected)
+    assert recorder.dropped == 0
+
+
+def test_a_restarted_environment_leaves_an_interrupted_episode(tmp_path):
+    stage = Stage("truncating")
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    recorder = recorder_for(folder, stage.spec, stage.brain.behaviour, 3)
+    stage.policy.sink = recorder
+    for _ in range(2):
+        stage.step([0, 1, 2])
+    before = naive_episodes(stage.expected[1].rows)
+    stage.restart(1)
+    for _ in range(10):
+        stage.step([0, 1, 2])
+    recorder.close()
+    recorded = by_identity(Run(tmp_path))
+    assert [episode["ending"] for episode in before] == ["interrupted"]
+    steps, entry = recorded[1, 0]
+    assert_same_episode(steps, entry, before[0])
+    for number, episode in enumerate(naive_episodes(stage.expected[1].rows)):
+        steps, entry = recorded[1, number + 1]
+        assert_same_episode(steps, entry, episode)
+
+
+LAYOUTS = {
+    "seed": ({}, {"inference": 2, "actors": 2}, 5),
+    "impala": ({"layout": "impala"}, {"inference": "auto", "actors": 2}, 3),
+    "sync": ({"layout": "sync", "agent": {"name": "ppo"}}, {"inference": 2, "actors": 2}, 5),
+    "sync-local": (
+        {"layout": "sync", "placement": "local", "agent": {"name": "ppo"}},
+        {"inference": "auto", "actors": 2},
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_whole_job_records_every_episode_of_every_environment(tmp_path, monkeypatch, layout):
+    sections, topology, size = LAYOUTS[layout]
+    config = config_of(
+        **sections,
+        learner={"batch_unrolls": 8, "unroll_steps": 3, "backend": "mpi"},
+        run={"dir": str(tmp_path)},
+        env={
+            "name": "synthetic:counting",
+            "envs_per_actor": 4,
+            "groups": 2,
+            "options": {
+                "episode_length": 3,
+                "length_spread": 4,
+                "truncate": True,
+                "observation_shape": [2],  # small numbers, so that every action is taken
+            },
+        },
+        topology=topology,
+        recording={"enabled": True},
+        stop={"agent_steps": 300},
+    )
+    job = JobRun(monkeypatch).start(config, size)
+    assert job.codes == [0] * size
+    run = Run(tmp_path)
+    table = run.episodes()
+    role = "inference" if size == 5 else "worker"
+    assert set(table["writer"]) == {f"{role}-0-0", f"{role}-1-0"}
+    assert table["env_id"].nunique() == 8
+    histories = dict(zip(job.seeds, job.histories, strict=True))
+    per_env_last = table.groupby("env_id")["episode"].max()
+    for row, entry in enumerate(table.to_dict("records")):
+        played = naive_episodes(histories[entry["env_seed"]].rows)
+        if entry["episode"] == len(played):  # it had begun, and no answer came
+            assert entry["length"] == 1
+            continue
+        expected = played[entry["episode"]]
+        steps = run.episode(row)
+        if entry["complete"] and expected["ending"] != "interrupted":
+            assert_same_episode(steps, entry, expected)
+            continue
+        # The last rows of the environment may not have been answered, or not been recorded.
+        common = min(entry["length"], len(expected["reward"]))
+        assert entry["episode"] == per_env_last[entry["env_id"]]
+        for name in ("reward", "action"):
+            np.testing.assert_array_equal(steps[name][:common], expected[name][:common])
+    per_env = table.groupby("env_id")["episode"]
+    assert (per_env.max() + 1 == per_env.count()).all()
+    last = run.metrics().iloc[-1]
+    assert last["dropped_episodes"] == 0
+    assert 0 < last["recorded_episodes"] <= len(table)
+    assert run.config["recording"]["enabled"] is True
+    assert set(run.steps("action")[:].ravel()) == {0, 1, 2, 3}
+
+
+def test_the_hash_selects_the_fraction_and_nests():
+    identities = [(env_id, episode) for env_id in range(40) for episode in range(100)]
+    chosen = {f: {i for i in identities if is_selected(*i, f)} for f in (0.0, 0.1, 0.5, 1.0)}
+    assert chosen[0.0] == set()
+    assert chosen[1.0] == set(identities)
+    assert chosen[0.1] < chosen[0.5]
+    # 4000 draws: five standard deviations are 95 and 158.
+    assert abs(len(chosen[0.1]) - 400) < 95
+    assert abs(len(chosen[0.5]) - 2000) < 158
+    assert all(reading.is_selected(*i, 0.3) == is_selected(*i, 0.3) for i in identities)
+
+
+def test_a_fraction_is_recorded_whole_and_leaves_no_gap(tmp_path):
+    stage, _ = recorded_stage(tmp_path / "trajectories" / "inference-0-0", "scripted", fraction=0.4)
+    run = Run(tmp_path)
+    recorded = by_identity(run)
+    every = {
+        (env_id, number)
+        for env_id, history in enumerate(stage.expected)
+        for number in range(len(naive_episodes(history.rows)))
+    }
+    assert recorded.keys() == {identity for identity in every if is_selected(*identity, 0.4)}
+    assert 0 < len(recorded) < len(every)
+    assert run.notes == []
+
+
+def test_an_episode_that_does_not_fit_is_dropped_whole_and_its_memory_returned():
+    columns = {"reward": ArraySpec((), "float32"), "observation/o": ArraySpec((1000,), "uint8")}
+    budget = Budget(100_000)
+    builder = EpisodeBuilder(np.arange(2), columns, 1.0, budget)
+
+    def rows(start, terminated=False):
+        return {
+            "reward": np.ones(2, np.float32),
+            "obs:o": np.zeros((2, 1000), np.uint8),
+            "start": np.array([start, start or terminated]),
+            "final": np.zeros(2, bool),
+            "terminated": np.array([False, terminated]),
+        }
+
+    ids = np.arange(2)
+    ended = builder.add(ids, rows(True))
+    for step in range(200):  # 2 x 200 kB: neither fits while both run
+        ended += builder.add(ids, rows(False, terminated=step % 10 == 9))
+    ended += builder.finish()
+    # Environment 0's endless episode is dropped; environment 1's of 10 steps (10 kB) are kept.
+    assert builder.dropped == 1 + 20 - len(
+        [e for e in ended if e.env_id == 1 and e.ending[0] == "t"]
+    )
+    assert {episode.env_id for episode in ended} == {1}
+    for episode in ended:
+        budget.give(episode.nbytes)
+    assert budget.take(100_000)
+
+
+def test_recording_ends_before_max_bytes_and_training_is_not_told(tmp_path):
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    stage, recorder = recorded_stage(
+        folder, "terminating", steps=2000, max_bytes=900_000, segment_bytes=200_000
+    )
+    files = list(folder.iterdir())
+    assert sum(path.stat().st_size for path in files) <= 900_000
+    assert all(path.suffix == ".h5" for path in files)
+    episodes = sum(len(naive_episodes(history.rows)) for history in stage.expected)
+    assert recorder.recorded + recorder.dropped == episodes
+    assert recorder.dropped > 0
+    assert len(Run(tmp_path).episodes()) == recorder.recorded
+
+
+def test_a_disk_error_ends_the_recording_only(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcrl.recording.segment._extend", full)
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    stage, recorder = recorded_stage(folder, "terminating", steps=3000)
+    assert recorder.recorded == 0 or recorder.dropped > 0
+    assert stage.unrolls
+
+
+def test_segments_rotate_and_a_restart_appends_new_ones(tmp_path):
+    root = tmp_path / "trajectories"
+    recorded_stage(root / "inference-0-0", "scripted", steps=60, segment_bytes=1)
+    first = sorted((root / "inference-0-0").iterdir())
+    bytes_before = [path.read_bytes() for path in first]
+    assert len(first) > 3
+    recorded_stage(root / "inference-0-0", "scripted", steps=20)
+    recorded_stage(root / "inference-0-1", "scripted", steps=20)
+    assert [path.read_bytes() for path in first] == bytes_before
+    assert len(list((root / "inference-0-0").iterdir())) == len(first) + 1
+    assert set(Run(tmp_path).episodes()["restart"]) == {0, 1}
+
+
+def test_fields_choose_what_is_kept(tmp_path):
+    recorded_stage(tmp_path / "trajectories" / "inference-0-0", "scripted", fields=())
+    assert sorted(Run(tmp_path).columns) == ["action", "reward", "terminated", "truncated"]
+    assert (Run(tmp_path).episodes()["final"] == -1).all()
+
+
+def test_attributes_describe_the_recording_and_its_format_is_that_of_hdf5_1_10(tmp_path):
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    recorded_stage(folder, "stacked")
+    path = folder / "seg-00000.h5"
+    with h5py.File(path) as file:
+        assert file.attrs["format"] == FORMAT == reading.FORMAT
+        assert file.attrs["schema_version"] == SCHEMA_VERSION == reading.SCHEMA_VERSION
+        assert file.attrs["closed"]
+        assert file.attrs["dropped_episodes"] == 0
+        # Frames once: the leaf is stacked 4 times for the network only.
+        assert file["steps/observation/obs"].shape[1:] == (2,)
+    assert path.read_bytes()[8] == 3  # superblock version, the newest of HDF5 1.10
+
+
+def test_atari_frames_and_rewards_are_replayed_from_recorded_actions_and_seeds(tmp_path):
+    options = {"repeat_action_probability": 0.0, "life_loss": True, "noop_max": 30}
+    seeds = [7, 8]
+    envs = make("atari:Breakout", 2, seeds, options)
+    spec = EnvSpec.from_json(envs.spec)
+    brain = brain_of(spec, network={"hidden_sizes": [8], "torso": "nature_cnn"})
+    stage_policy = acting_policy(brain, spec)
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    recorder = recorder_for(folder, spec, brain.behaviour, 2)
+    stage_policy.sink = recorder
+    batch = envs.reset()
+    for _ in range(250):
+        actions = stage_policy.act(rows_of(batch, [0, 1]))
+        stage_policy.record()
+        batch = envs.step(actions)
+    recorder.close()
+    envs.close()
+    run = Run(tmp_path)
+    table = run.episodes()
+    assert table["complete"].sum() >= 4
+    for env_id, seed in enumerate(seeds):
+        again = make("atari:Breakout", 1, [seed], options)
+        batch = again.reset()
+        for row in table.index[table["env_id"] == env_id]:
+            steps = run.episode(int(row))
+            for t, action in enumerate(steps["action"]):
+                np.testing.assert_array_equal(
+                    steps["observation/obs"][t], batch.observation["obs"][0]
+                )
+                batch = again.step(action[None])
+                assert batch.reward[0] == steps["reward"][t]
+                assert batch.terminated[0] == steps["terminated"][t]
+        again.close()
+
+
+def acting_policy(brain, spec):
+    from hpcrl.acting.policy import ActingPolicy
+    from hpcrl.comm.wire import unroll_layout
+
+    layout = unroll_layout(spec, brain.behaviour, 4, 0)
+    policy = ActingPolicy(brain, spec, layout, 4, np.arange(2), CPU, "float32", seed=1)
+    policy.load(weights(brain, 3), 0)
+    return policy
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from hpcrl.recording import SegmentWriter
+from hpcrl.specs import ArraySpec
+from tests.recording_tools import append_episode
+columns = {
+    "observation/obs": ArraySpec((84, 84), "uint8"),
+    "action": ArraySpec((1,), "int32"),
+    "reward": ArraySpec((), "float32"),
+    "terminated": ArraySpec((), "bool"),
+    "truncated": ArraySpec((), "bool"),
+    "policy_version": ArraySpec((), "int64"),
+}
+env = '{"observation": {"obs": {"array": {"shape": [84, 84], "dtype": "uint8"}}}}'
+folder = Path(sys.argv[1])
+number = 0
+for segment in range(1000):
+    writer = SegmentWriter(
+        folder / f"seg-{segment:05d}.h5", columns, {"env": env, "fraction": 1.0}, "gzip-1"
+    )
+    for _ in range(250):
+        append_episode(writer, columns, number)
+        number += 1
+        os.write(1, b"%d %d\\n" % (segment, len(writer._episodes["start"])))
+    writer.close({})
+"""
+
+
+def check_recovered(folder, printed):
+    """Assert that all that was flushed is there, and exactly as written; return how much."""
+    last_segment, flushed = printed
+    segments = []
+    for number, path in enumerate(sorted(folder.iterdir())):
+        try:
+            segments.append(reading.load_segment(path))
+        except DataError:
+            # The kill came while the next segment was being created: it held nothing yet.
+            if number != last_segment + 1 or path.suffix != ".part":
+                raise
+    assert len(segments) >= last_segment + 1
+    number = 0
+    for index, segment in enumerate(segments):
+        count = len(segment.index["start"])
+        if index < last_segment:
+            assert count == 250
+        elif index == last_segment:
+            assert count >= flushed
+        lengths = [3 + (number + i) % 5 for i in range(count)]
+        assert segment.index["length"].tolist() == lengths
+        frames = segment.read("observation/obs", 0, segment.num_steps)
+        values = [number + i + step for i in range(count) for step in range(lengths[i])]
+        assert np.array_equal(frames[:, 3, 5], np.array(values).astype(np.uint8))
+        assert (frames == frames[:, :1, :1]).all()
+        number += count
+        segment.close()
+    return number
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_times_lose_nothing_that_was_flushed(tmp_path):
+    rng = np.random.default_rng(int(time.time()))
+    recovered = []
+    for attempt in range(20):
+        folder = tmp_path / f"inference-0-{attempt}"
+        folder.mkdir()
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder)],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        first = process.stdout.readline()
+        time.sleep(rng.uniform(0.0, 0.4))
+        process.kill()
+        lines = (first + process.stdout.read()).splitlines(keepends=True)
+        process.wait()
+        whole = [line for line in lines if line.endswith(b"\n")]
+        recovered.append(check_recovered(folder, tuple(map(int, whole[-1].split()))))
+    assert max(recovered) > 250  # some kills came after a rotation
