@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -25,6 +25,14 @@ from hpcrl.start.training import read_training_config
 from hpcrl.timing import StageTimer
 
 _COST_S = 3.0
+
+
+class CpuTimes(NamedTuple):
+    """The processors' time at a moment: seconds that all ranks used, and that nobody used."""
+
+    unix_s: float
+    ranks_s: float
+    idle_s: float
 
 
 def bench_system(path: str, overrides: Sequence[str], seconds: float, warm_up_s: float) -> Result:
@@ -61,8 +69,8 @@ def _guess_rows(config: Config) -> int:
 
 def _train(
     path: str, overrides: Sequence[str], run: Path, seconds: float, warm_up_s: float
-) -> list[tuple[float, float]]:
-    """Train; return (Unix seconds, CPU seconds of all ranks) samples."""
+) -> list[CpuTimes]:
+    """Train; return samples of the processors' time."""
     stop = ["--stop.wall_time_s", str(warm_up_s + seconds), "--metrics.every_s", "1"]
     stop += ["--stop.mean_return", "null", "--checkpoint.every_s", "0"]
     command = [sys.executable, "-m", "hpcrl", "train", path, *overrides, "--run.dir", str(run)]
@@ -70,7 +78,8 @@ def _train(
     with subprocess.Popen([*command, *stop]) as process:
         try:
             while process.poll() is None:
-                samples.append((time.time(), _cpu_s(process.pid)))
+                idle_s = psutil.cpu_times().idle
+                samples.append(CpuTimes(time.time(), _cpu_s(process.pid), idle_s))
                 time.sleep(1.0)
         except BaseException:
             end_family(process)
@@ -92,16 +101,30 @@ def _cpu_s(pid: int) -> float:
     return total
 
 
-def _cpu_ms_per_step(
-    cpu: Sequence[tuple[float, float]], steady: Sequence[dict[str, Any]]
-) -> float | None:
+def cpu_use(
+    samples: Sequence[CpuTimes], steady: Sequence[dict[str, Any]], cores: int
+) -> dict[str, float | None]:
+    """Return where the processors' time went while `steady` was recorded.
+
+    Returns:
+      `cpu_ms_per_step`: of all ranks, per agent step; `idle_share` of the cores' time;
+      `others_share`: that of all other programs on the machine. None where too little was seen.
+    """
     first, last = steady[0], steady[-1]
-    inside = [s for s in cpu if first["time_unix_s"] <= s[0] <= last["time_unix_s"]]
+    inside = [s for s in samples if first["time_unix_s"] <= s.unix_s <= last["time_unix_s"]]
     if len(inside) < 2:
-        return None
-    rate = (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
-    elapsed_s = last["wall_time_s"] - first["wall_time_s"]
-    return 1e3 * rate * elapsed_s / max(last["agent_steps"] - first["agent_steps"], 1)
+        return dict.fromkeys(("cpu_ms_per_step", "idle_share", "others_share"))
+    elapsed_s = inside[-1].unix_s - inside[0].unix_s
+    ranks = (inside[-1].ranks_s - inside[0].ranks_s) / elapsed_s
+    idle = (inside[-1].idle_s - inside[0].idle_s) / elapsed_s
+    rate = (last["agent_steps"] - first["agent_steps"]) / (
+        last["wall_time_s"] - first["wall_time_s"]
+    )
+    return {
+        "cpu_ms_per_step": 1e3 * ranks / max(rate, 1e-9),
+        "idle_share": idle / cores,
+        "others_share": max(0.0, 1 - (ranks + idle) / cores),
+    }
 
 
 def _mean(records: Sequence[dict[str, Any]], name: str) -> float:
@@ -115,7 +138,7 @@ def summarise(
     second: Costs,
     steady: Sequence[dict[str, Any]],
     topology: dict[str, Any],
-    cpu: Sequence[tuple[float, float]],
+    cpu: Sequence[CpuTimes],
 ) -> dict[str, Any]:
     """Return the figures of the JSON file.
 
@@ -145,7 +168,7 @@ def summarise(
         "achieved_steps_per_s": achieved,
         "achieved_frames_per_s": achieved * steady[-1]["frames"] / steady[-1]["agent_steps"],
         "ratio": achieved / ideal,
-        "cpu_ms_per_step": _cpu_ms_per_step(cpu, steady),
+        **cpu_use(cpu, steady, cores),
         "policy_lag": _mean(steady, "policy_lag"),
         "ranks": [rank["role"] for rank in topology["ranks"]],
         "stages": shares,
@@ -228,6 +251,14 @@ def _result(figures: dict[str, Any]) -> Result:
         ("achieved, frames", figures["achieved_frames_per_s"]),
         ("policy lag, learner steps", figures["policy_lag"]),
         ("stage timers' own share", f"{100 * figures['timer_share']:.3f} %"),
+        *(
+            (name, f"{100 * figures[key]:.1f} %")
+            for name, key in (
+                ("cores idle", "idle_share"),
+                ("cores used by other programs", "others_share"),
+            )
+            if figures[key] is not None
+        ),
     ]
     bars = [
         (f"{role} {stage}", share)

@@ -1,7 +1,9 @@
+import os
+
 import pytest
 
 from hpcrl.bench.costs import Costs, random_batch, training_ms
-from hpcrl.bench.system import stage_shares, summarise, timer_share
+from hpcrl.bench.system import CpuTimes, stage_shares, summarise, timer_share
 from tests.small import brain_of, config_of, env_spec
 
 
@@ -27,7 +29,9 @@ def test_the_ratio_is_achieved_over_ideal_with_costs_before_and_after_averaged()
     first, second = Costs(1.0, 9.0, 2.0, 8), Costs(2.0, 0.5, 3.0, 8)
     steady = [record(10.0, 1000, actor_step_share=0.5), record(20.0, 3000, actor_step_share=0.7)]
     roles = topology("learner", "inference", "actor")
-    cpu = [(1010.0, 0.0), (1020.0, 5.0)]
+    cores = len(os.sched_getaffinity(0))
+    idle_s = 7.0 * cores  # of ten seconds
+    cpu = [CpuTimes(1010.0, 0.0, 1.0), CpuTimes(1020.0, 5.0, 1.0 + idle_s)]
     figures = summarise(config_of(), first, second, steady, roles, cpu)
     # 1.5 + 0.5 + 2.5 = 4.5 ms of one core per agent step; 2000 agent steps in 10 s.
     assert figures["ideal_steps_per_s"] == pytest.approx(1e3 * figures["cores"] / 4.5)
@@ -35,6 +39,8 @@ def test_the_ratio_is_achieved_over_ideal_with_costs_before_and_after_averaged()
     assert figures["achieved_frames_per_s"] == pytest.approx(800.0)
     assert figures["ratio"] == pytest.approx(200.0 / figures["ideal_steps_per_s"])
     assert figures["cpu_ms_per_step"] == pytest.approx(2.5)
+    assert figures["idle_share"] == pytest.approx(0.7)
+    assert figures["others_share"] == pytest.approx(max(0.0, 0.3 - 0.5 / cores))
     assert figures["stages"]["actor"]["step"] == pytest.approx(0.6)
 
 

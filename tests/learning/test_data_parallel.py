@@ -150,6 +150,12 @@ def test_torch_refuses_learners_in_one_process():
         )
 
 
+def listening():
+    """Addresses and ports on which this process listens; an MPI of earlier tests may, too."""
+    connections = psutil.Process().net_connections("inet")
+    return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
+
+
 @pytest.fixture
 def torch_learner(tmp_path, monkeypatch):
     """One learner on gloo, whose temporary files go to `tmp_path`."""
@@ -166,12 +172,16 @@ def test_torch_meets_in_a_private_file_and_removes_it(torch_learner, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_torch_on_one_host_listens_on_the_loopback_interface_only(torch_learner):
+@pytest.fixture
+def listening_before():
+    return listening()
+
+
+def test_torch_on_one_host_listens_on_the_loopback_interface_only(listening_before, torch_learner):
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    connections = psutil.Process().net_connections("inet")
-    listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
-    assert listening <= {"127.0.0.1", "::1"}
-    assert listening
+    addresses = {address for address, _ in listening() - listening_before}
+    assert addresses <= {"127.0.0.1", "::1"}
+    assert addresses
     torch_learner.close()
 
 
