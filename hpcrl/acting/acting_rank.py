@@ -44,13 +44,54 @@ def make_policy(
     return PacedPolicy(*settings, job.config.learner.batch_unrolls // job.num_envs)
 
 
-class LearnerPort:
+class ActingPort:
+    """What any acting rank tells the root learner, and what it is told.
+
+    Args:
+      job: the job.
+      policy: of this rank; its rows are recorded if the configuration asks for it.
+      commander: rank of the learner that says STOP.
+
+    Attributes:
+      stats: counters for the root learner.
+    """
+
+    def __init__(self, job: Job, policy: ActingPolicy, commander: int):
+        link = job.link
+        self.stats = StatsReporter(link, job.root, job.config.metrics.every_s / 2)
+        self._recorder = open_recorder(job, policy.env_ids, policy.evaluation)
+        policy.sink = self._recorder
+        self._commands = CommandReceiver(link, commander)
+
+    def stopped(self) -> bool:
+        """Whether the learner has said STOP; true once."""
+        return self._commands.poll() is Command.STOP
+
+    def report(self) -> None:
+        """Send the statistics, with what was recorded."""
+        if self._recorder:
+            self.stats.totals.update(self._recorder.totals())
+        self.stats.send()
+
+    def leave(self, report: Callable[[], None], waiter: Waiter) -> None:
+        """Report for the last time, and return when the learner says EXIT."""
+        wait_until(self.stats.sent, waiter)
+        report()
+        wait_until(self.stats.done, waiter)
+        self._commands.say_done()
+        # The learner may still be sending weights; it says EXIT when it isn't.
+        wait_until(lambda: self._commands.poll() is Command.EXIT, waiter)
+        self._commands.close()
+        if self._recorder:
+            self._recorder.close()
+
+
+class LearnerPort(ActingPort):
     """An acting rank's messages with its learner.
 
     Attributes:
       learner: the learner's rank.
       outbox: unrolls on their way.
-      stats: counters for the root learner.
       lost_ranks: actors of this rank that have died.
     """
 
@@ -58,18 +99,11 @@ class LearnerPort:
         link = job.link
         self.lost_ranks = link.lost_ranks
         self.learner = job.topology.learner_of[job.rank]
+        super().__init__(job, policy, self.learner)
         sources = len(job.topology.clients_of[self.learner])
         self.outbox = UnrollOutbox(link, self.learner, job.unroll, job.credits(sources))
-        self.stats = StatsReporter(link, job.root, job.config.metrics.every_s / 2)
-        self._recorder = open_recorder(job, policy.env_ids, policy.evaluation)
-        policy.sink = self._recorder
         self._policy = policy
         self._weights = WeightsSubscriber(link, self.learner, policy.num_parameters)
-        self._commands = CommandReceiver(link, self.learner)
-
-    def stopped(self) -> bool:
-        """Whether the learner has said STOP; true once."""
-        return self._commands.poll() is Command.STOP
 
     def load_newer(self) -> bool:
         """Give the policy newer weights if they have arrived; say whether they have."""
@@ -86,12 +120,6 @@ class LearnerPort:
             self.stats.totals["unrolls"] += len(unrolls)
             self.outbox.put(unrolls)
 
-    def report(self) -> None:
-        """Send the statistics, with what was recorded."""
-        if self._recorder:
-            self.stats.totals.update(self._recorder.totals())
-        self.stats.send()
-
     def need(self) -> str:
         """Say what this rank waits for besides steps."""
         if self._policy.version < 0:
@@ -100,16 +128,8 @@ class LearnerPort:
 
     def finish(self, report: Callable[[], None], waiter: Waiter) -> None:
         """Send what is left to report, and leave when the learner says EXIT."""
-        outbox, stats = self.outbox, self.stats
+        outbox = self.outbox
         outbox.abandon()
         wait_until(lambda: outbox.in_flight == 0, waiter)
-        wait_until(stats.sent, waiter)
-        report()
-        wait_until(stats.done, waiter)
-        self._commands.say_done()
-        # The learner may still be sending weights; it says EXIT when it isn't.
-        wait_until(lambda: self._commands.poll() is Command.EXIT, waiter)
+        self.leave(report, waiter)
         self._weights.close()
-        self._commands.close()
-        if self._recorder:
-            self._recorder.close()

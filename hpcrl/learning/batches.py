@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -130,3 +132,13 @@ def part(batch: UnrollBatch, first: int, last: int, device: torch.device) -> Unr
         core_state=batch.core_state[first:last].to(device, non_blocking=True),
         **{name: rows(getattr(batch, name)) for name in _ROWS},
     )
+
+
+def save_batch(path: Path, batch: UnrollBatch) -> None:
+    """Write a batch to an .npz file, for a look at what went wrong; nothing if that fails."""
+    arrays = {f"obs:{k}": v.numpy() for k, v in batch.observation.items()}
+    arrays |= {f"behaviour:{k}": v.numpy() for k, v in batch.behaviour.items()}
+    rest = batch._asdict()
+    del rest["observation"], rest["behaviour"]
+    with contextlib.suppress(OSError):
+        np.savez_compressed(path, **arrays, **{k: v.numpy() for k, v in rest.items()})

@@ -24,6 +24,8 @@ class EpochTrainer(Trainer):
     optimizer step; the version of the weights advances by one for all of them together.
     """
 
+    _bootstrap_rows = 0
+
     def step(
         self, batch: UnrollBatch, version: int, agent_steps: int, timer: StageTimer
     ) -> StepResult:
@@ -54,9 +56,6 @@ class EpochTrainer(Trainer):
         values = {name: total / updates for name, total in sums.items()}
         values["epochs"] = updates / minibatches
         return StepResult(num_steps, values, skipped)
-
-    def _acted_rows(self, piece: UnrollBatch) -> Tensor:
-        return ~piece.final
 
     def _summed(self, tensor: Tensor) -> Tensor:
         """Return the sum of `<float64>[n]` over the learners."""

@@ -7,6 +7,7 @@ optimizer step and a publication of weights are each a few operations on one ten
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,21 @@ class FlatParameters:
         self.grad.zero_()
 
 
+class Parameters(Protocol):
+    """What an optimizer needs of parameters.
+
+    Attributes:
+      value: `<float32>[size]`.
+      grad: `<float32>[size]`.
+    """
+
+    value: Tensor
+    grad: Tensor
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return views of a flat buffer laid out like `value`, by name."""
+
+
 def _is_dense(tensor: Tensor) -> bool:
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((length - 1) * stride for length, stride in pairs) == tensor.numel() - 1
@@ -108,7 +124,7 @@ class Optimizer:
     is added after the root, for Adam after the bias correction.
     """
 
-    def __init__(self, parameters: FlatParameters, config: OptimizerConfig, total_agent_steps: int):
+    def __init__(self, parameters: Parameters, config: OptimizerConfig, total_agent_steps: int):
         """Start with zero moments.
 
         Args:

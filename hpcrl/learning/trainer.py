@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,18 +10,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from hpcrl.brain import Brain, autocast
+from hpcrl.brain import Brain
 from hpcrl.config.sections import LearnerConfig
-from hpcrl.learning.batches import part
+from hpcrl.learning.backward import Backward, NonFiniteLossError, explain_non_finite
 from hpcrl.learning.data_parallel import DataParallel
 from hpcrl.learning.loss_scaling import LossScaler
 from hpcrl.learning.optim import FlatParameters, Optimizer
 from hpcrl.timing import StageTimer
 from hpcrl.types import UnrollBatch
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss or gradient is NaN or infinite; the parameters were not touched by it."""
 
 
 class StepResult(NamedTuple):
@@ -51,6 +46,9 @@ class Trainer:
     equal one with B.
     """
 
+    _bootstrap_rows = 1
+    """Last rows of what `step` is given that only bootstrap."""
+
     def __init__(
         self,
         brain: Brain,
@@ -75,7 +73,9 @@ class Trainer:
         self.optimizer = Optimizer(self.flat, config.optimizer, total_agent_steps)
         self.scaler = LossScaler() if config.precision == "float16" else None
         self._seed = seed
-        self._generator = torch.Generator(device)
+        self._backward = Backward(
+            brain, config, self._network, self.flat, device, seed, self._bootstrap_rows
+        )
 
     def parameters(self) -> npt.NDArray[np.float32]:
         """Return the flat parameters in host memory, `<float32>[P]`; a view on the CPU."""
@@ -137,7 +137,8 @@ class Trainer:
         self, batch: UnrollBatch, version: int, agent_steps: int, timer: StageTimer
     ) -> StepResult:
         """Backward, reduction and optimizer step."""
-        sums, priorities = self._backward(batch, version, timer)
+        scale = self.scaler.scale if self.scaler else 1.0
+        sums, priorities = self._backward.run(batch, version, timer, self._target, scale)
         names = list(sums)
         buffer = torch.cat([self.flat.grad, torch.stack([sums[name] for name in names])])
         self._data_parallel.sum_(buffer)
@@ -156,57 +157,16 @@ class Trainer:
         if self._target is not None and version % self._brain.target_update_steps == 0:
             self._target_flat.value.copy_(self.flat.value)
 
-    def _backward(
-        self, batch: UnrollBatch, version: int, timer: StageTimer
-    ) -> tuple[dict[str, torch.Tensor], npt.NDArray[np.float32] | None]:
-        """Sum gradients over the micro-batches.
-
-        Returns:
-          The sums of count, loss and metrics, and the items' priorities, if they have any.
-        """
-        # The stream depends on seed and version alone, so a resumed run draws the same.
-        self._generator.manual_seed((self._seed * 1_000_003 + version) % 2**63)
-        self.flat.zero_grad()
-        unrolls = batch.reward.shape[1]
-        sums: dict[str, torch.Tensor] = {}
-        priorities = []
-        edges = np.linspace(0, unrolls, self._config.micro_batches + 1).astype(int)
-        for first, last in pairwise(edges):
-            piece = part(batch, int(first), int(last), self._device)
-            timer.mark("copy")
-            with autocast(self._config.precision, self._device):
-                out = self._brain.loss(self._network, piece, self._generator, self._target)
-            scale = self.scaler.scale if self.scaler else 1.0
-            (out.loss_sum * scale).backward()
-            if out.priorities is not None:
-                priorities.append(out.priorities.float().cpu())
-            acted = self._acted_rows(piece)
-            lag = (version - piece.policy_version[: len(acted)]).float()[acted]
-            extra = {
-                "count": out.count,
-                "loss": out.loss_sum.detach(),
-                "policy_lag": lag.sum(),
-                "policy_lag_rows": lag.new_tensor(float(lag.numel())),
-            }
-            for name, value in (extra | out.metrics).items():
-                sums[name] = sums[name] + value if name in sums else value
-            timer.mark("forward_backward")
-        return sums, torch.cat(priorities).numpy() if priorities else None
-
-    def _acted_rows(self, piece: UnrollBatch) -> torch.Tensor:
-        """Return which rows are trained on, `<bool>[T, B]`; the last is only a bootstrap."""
-        return ~piece.final[:-1]
-
     def _apply(self, totals: dict[str, float], count: float, agent_steps: int) -> StepResult:
         loss, lag = totals.pop("loss"), totals.pop("policy_lag")
         lag_rows = totals.pop("policy_lag_rows")
         if not np.isfinite(loss):
-            raise NonFiniteLossError(_explain("loss", loss, agent_steps))
+            raise NonFiniteLossError(explain_non_finite("loss", loss, agent_steps))
         norm = 0.0
         skipped = self.scaler is not None and not self.scaler.unscale_(self.flat.grad)
         if not skipped:
             if not bool(torch.isfinite(self.flat.grad.sum())):
-                raise NonFiniteLossError(_explain("gradient", float("nan"), agent_steps))
+                raise NonFiniteLossError(explain_non_finite("gradient", float("nan"), agent_steps))
             norm = float(self.optimizer.step(agent_steps))
         values = self._brain.summarize(totals, count)
         values |= {
@@ -244,10 +204,3 @@ def _other_kind(section: str, has: bool) -> str:
         was = "float16" if has else "a precision other than float16"
         return f"the checkpoint was trained with learner.precision {was}, and this run is not"
     return f"the checkpoint has {'a' if has else 'no'} target network: it is of another agent"
-
-
-def _explain(what: str, value: float, agent_steps: int) -> str:
-    return (
-        f"{what} {value} after {agent_steps} agent steps: the parameters were left as they "
-        "were, the batch goes to the run directory, the last checkpoint is kept"
-    )

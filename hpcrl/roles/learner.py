@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import safetensors.numpy
 import torch
 
@@ -22,11 +20,13 @@ from hpcrl.comm.stats import StatsCollector
 from hpcrl.comm.weights import WeightsPublisher
 from hpcrl.comm.wire import Command
 from hpcrl.job import LEARNER_STAGES, Job
+from hpcrl.learning.backward import NonFiniteLossError
+from hpcrl.learning.batches import save_batch
 from hpcrl.learning.data_parallel import DataParallel, check_in_sync, make_data_parallel
 from hpcrl.learning.epochs import EpochTrainer
 from hpcrl.learning.replay_buffer import ReplayBuffer
 from hpcrl.learning.sources import OnPolicyQueue, Source
-from hpcrl.learning.trainer import NonFiniteLossError, StepResult, Trainer
+from hpcrl.learning.trainer import StepResult, Trainer
 from hpcrl.run.bookkeeping import Bookkeeper
 from hpcrl.run.checkpoint import Checkpoint
 from hpcrl.run.counters import Counters, RollingReturns
@@ -263,13 +263,7 @@ def _step(learner: Learner, batch: UnrollBatch) -> StepResult:
     try:
         return trainer.step(batch, counters.learner_steps, counters.agent_steps, learner.timer)
     except NonFiniteLossError:
-        path = learner.job.run_dir / f"nan_batch_rank{learner.job.rank}.npz"
-        arrays = {f"obs:{k}": v.numpy() for k, v in batch.observation.items()}
-        arrays |= {f"behaviour:{k}": v.numpy() for k, v in batch.behaviour.items()}
-        rest = batch._asdict()
-        del rest["observation"], rest["behaviour"]
-        with contextlib.suppress(OSError):
-            np.savez_compressed(path, **arrays, **{k: v.numpy() for k, v in rest.items()})
+        save_batch(learner.job.run_dir / f"nan_batch_rank{learner.job.rank}.npz", batch)
         # All learners are here; the first to leave ends the job.
         learner.group.barrier()
         raise

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from hpcrl.learning.backward import NonFiniteLossError
 from hpcrl.learning.data_parallel import SingleLearner, make_data_parallel
 from hpcrl.learning.optim import FlatParameters
-from hpcrl.learning.trainer import NonFiniteLossError, Trainer, load_model
+from hpcrl.learning.trainer import Trainer, load_model
 from hpcrl.timing import StageTimer
 from tests.acting.test_policy import acted, batch_of
 from tests.acting_tools import CPU, RECURRENT, Stage

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hpcrl.agents import LossOutput
 from hpcrl.agents.ppo.config import PPOConfig
+from hpcrl.agents.value_means import value_means
 from hpcrl.ops.distributions import ActionDistribution
 from hpcrl.ops.masks import transition_masks
 from hpcrl.ops.returns import gae
@@ -143,8 +144,4 @@ def summarize(sums: dict[str, float], count: float) -> dict[str, float]:
       its bounds; `value_target`; and `explained_variance`, 1 - Var(target - value) /
       Var(target), 0 when targets do not vary.
     """
-    means = {name: total / max(count, 1.0) for name, total in sums.items()}
-    error_variance = means.pop("value_error_squared") - means.pop("value_error") ** 2
-    variance = means.pop("value_target_squared") - means["value_target"] ** 2
-    means["explained_variance"] = 1.0 - error_variance / variance if variance > 0 else 0.0
-    return means
+    return value_means(sums, count)

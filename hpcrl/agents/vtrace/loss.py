@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcrl.agents import LossOutput
+from hpcrl.agents.value_means import value_means
 from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.ops.distributions import ActionDistribution
 from hpcrl.ops.masks import transition_masks
@@ -100,11 +101,7 @@ def summarize(sums: dict[str, float], count: float) -> dict[str, float]:
       rho_bar cut it; `advantage`; `value_target`; and `explained_variance`,
       1 - Var(target - value) / Var(target), 0 when targets do not vary.
     """
-    means = {name: total / max(count, 1.0) for name, total in sums.items()}
-    error_variance = means.pop("value_error_squared") - means.pop("value_error") ** 2
-    variance = means.pop("value_target_squared") - means["value_target"] ** 2
-    means["explained_variance"] = 1.0 - error_variance / variance if variance > 0 else 0.0
-    return means
+    return value_means(sums, count)
 
 
 @torch.no_grad()
