@@ -1,12 +1,18 @@
-"""`hpcrl advise`: which side of a run waits, and what to change, from its metrics alone."""
+"""`hpcrl advise`: which side of a run waits, and what to change, from its directory alone."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
+from hpcrl.durable import reason
 from hpcrl.run.metrics import read_metrics
 from hpcrl.run.run_dir import RunDir, RunDirError
 
@@ -14,9 +20,18 @@ _IDLE = 0.2
 """A learner that waits less than this share of its time is what the others wait for."""
 
 _BUSY = 0.5
-"""A side that works for more than this share of its time is taken to hold the run up."""
+"""Of two sides that work in turn the one with more than this share holds the other up; a rank
+that works for less, while nobody holds it up, waits for messages."""
 
-_INFERENCE_WORK = ("batch", "forward", "scatter", "unroll", "weights")
+_STUCK = 0.25
+"""Acting that waits this share of its time for credits, while the learner waits for unrolls, has
+them on their way."""
+
+_DROPPED = 0.05
+"""A share of unrolls dropped as stale that is worth a line."""
+
+_MOST = 8
+"""No more than so many times as many ranks are suggested at once."""
 
 
 class Advice(NamedTuple):
@@ -33,6 +48,53 @@ class Advice(NamedTuple):
     change: str
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How a run is laid out.
+
+    Attributes:
+      layout: the configured one.
+      local: workers act by themselves, so that there are no inference ranks.
+      ranks: how many there are of each role; empty where it is not known.
+    """
+
+    layout: str = "seed"
+    local: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)
+
+    def more(self, key: str, role: str, factor: float) -> str:
+        """Say which count to raise, from what to what."""
+        now = self.ranks.get(role, 0)
+        if not now:
+            return f"topology.{key}"
+        to = max(now + 1, math.ceil(round(now * min(factor, _MOST), 6)))
+        return f"topology.{key} (from {now} to about {to})"
+
+
+class Work(NamedTuple):
+    """Shares of the time in which the learner does not hold acting up.
+
+    Attributes:
+      step: actors or workers step environments.
+      sent: actors pack and send what these give.
+      network: the policy's network is evaluated.
+      moved: whoever evaluates it copies rows and unrolls.
+    """
+
+    step: float
+    sent: float
+    network: float
+    moved: float
+
+    @property
+    def text(self) -> str:
+        """The figures in words."""
+        return (
+            f"environments step {self.step:.0%}, the policy is evaluated {self.network:.0%}, rows "
+            f"are packed and copied {max(self.sent, self.moved):.0%} of the time"
+        )
+
+
 def steady_means(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the means of the later half of the records, where the start is forgotten."""
     later = records[len(records) // 2 :]
@@ -45,20 +107,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def advise(means: Mapping[str, float], local: bool = False) -> Advice:
+def advise(means: Mapping[str, float], shape: Shape) -> Advice:
     """Name the side that the others wait for.
 
     Args:
       means: of metrics, by name.
-      local: workers act by themselves, so that there are no inference ranks.
+      shape: of the run.
     """
 
-    def share(name: str) -> float:
-        return means.get(f"{name}_share", 0.0)
+    def share(*names: str) -> float:
+        return sum(means.get(f"{name}_share", 0.0) for name in names)
 
     waits, reduces = share("learner_wait"), share("learner_all_reduce")
-    held_back = share("inference_blocked") + share("inference_held")
-    stepping, work = share("actor_step"), sum(share(f"inference_{s}") for s in _INFERENCE_WORK)
+    blocked, held = share("inference_blocked"), share("inference_held")
     learner = f"the learner waits {waits:.0%} of its time"
     if waits < _IDLE and reduces > _BUSY:
         return Advice(
@@ -66,48 +127,132 @@ def advise(means: Mapping[str, float], local: bool = False) -> Advice:
             f"{learner} and spends {reduces:.0%} in the all-reduce of gradients",
             "raise learner.batch_unrolls, or use fewer topology.learners",
         )
-    if waits < _IDLE:
+    if waits < _IDLE or blocked + held > max(_BUSY, waits):
+        return _learner(f"{learner}, acting is held back {blocked + held:.0%}", held, means, shape)
+    if blocked > _STUCK:
         return Advice(
-            "learner",
-            f"{learner}, acting is held back {held_back:.0%} of its time",
-            "add topology.learners, set learner.precision bfloat16, or use fewer topology.actors",
+            "network",
+            f"{learner} for unrolls, and acting waits {blocked:.0%} for them to leave",
+            "raise learner.queue_unrolls and inference.credits_unrolls, add topology.learners "
+            "that share the unrolls, or place them on the nodes of those that act",
         )
-    sides = f"{learner}, environments step {stepping:.0%}, inference works {work:.0%} of the time"
-    if stepping >= max(_BUSY, work):
-        return Advice("environments", sides, "add topology.actors, on more cores")
-    if work >= _BUSY:
-        if local:
-            change = "add topology.actors, on more cores, or raise env.envs_per_actor"
-            return Advice("inference", sides, change)
-        return Advice(
-            "inference",
-            sides,
-            "add topology.inference ranks, set inference.precision bfloat16, or let batches grow "
-            "(inference.max_wait_s, env.envs_per_actor)",
-        )
-    return Advice(
-        "network",
-        f"{sides}: neither is busy, messages between them take the rest",
-        "send fewer, larger messages (env.envs_per_actor), keep two in turn (env.groups: 2), or "
-        "place actors on the nodes of their inference ranks",
+    free = max(1.0 - blocked - held, 1e-3)
+    work = Work(
+        share("actor_step") / free,
+        share("actor_pack", "actor_send") / free,
+        share("inference_forward", "inference_weights") / free,
+        share("inference_batch", "inference_scatter", "inference_unroll") / free,
     )
+    return _acting(f"{learner}, {work.text}", work, 1 / max(1 - waits, 1e-3), shape)
+
+
+def _learner(figures: str, held: float, means: Mapping[str, float], shape: Shape) -> Advice:
+    held_back = held + means.get("inference_blocked_share", 0.0)
+    change = shape.more("learners", "learner", 1 / max(1 - held_back, 1e-3))
+    passes = ", fewer agent.epochs" if shape.layout == "sync" else ""
+    return Advice(
+        "learner",
+        figures,
+        f"raise {change}, set learner.precision bfloat16{passes}, or use fewer topology.actors",
+    )
+
+
+def _acting(figures: str, work: Work, wanted: float, shape: Shape) -> Advice:
+    """Name the side of acting that is busiest; the learner could take `wanted` times as much."""
+    acting, serving = work.step + work.sent, work.network + work.moved
+    if max(acting + serving if shape.local else max(acting, serving), 0.0) < _BUSY:
+        return Advice(
+            "network",
+            f"{figures}: nobody is busy, messages take the rest",
+            "send fewer, larger messages (env.envs_per_actor), keep two in turn (env.groups: 2), "
+            "or place actors on the nodes of their inference ranks",
+        )
+    largest = max(work.step, work.sent, work.network, work.moved)
+    if shape.local:
+        first = {work.step: "environments", work.network: "inference"}.get(largest, "network")
+    elif acting >= serving:
+        first = "environments" if work.step >= work.sent else "network"
+    else:
+        first = "inference" if work.network >= work.moved else "network"
+    return Advice(first, figures, _changes(first, wanted, shape))
+
+
+def _changes(first: str, wanted: float, shape: Shape) -> str:
+    workers = shape.more("actors", "worker", wanted)
+    if first == "environments":
+        actors = workers if shape.local else shape.more("actors", "actor", wanted)
+        return f"raise {actors}, on more cores"
+    if first == "inference" and shape.local:
+        return f"raise {workers}, on more cores, or env.envs_per_actor"
+    inference = shape.more("inference", "inference", wanted)
+    if first == "inference":
+        return (
+            f"raise {inference}, set inference.precision bfloat16, or let batches grow "
+            "(inference.max_wait_s, env.envs_per_actor)"
+        )
+    if shape.local:
+        return f"raise {workers}, or let environments give smaller observations (uint8)"
+    return (
+        f"raise {inference}, let workers act where observations are (layout: impala, or placement: "
+        "local), or let environments give smaller ones (uint8, one frame of a stack)"
+    )
+
+
+def freshness_lines(means: Mapping[str, float], newest: Mapping[str, Any]) -> list[str]:
+    """Return how old unrolls are, and what a bound on that costs.
+
+    Args:
+      means: of metrics, by name.
+      newest: the last record, for totals.
+    """
+    lines = []
+    if means.get("policy_lag", 0.0) > 0:
+        lines.append(
+            f"policy lag: {means['policy_lag']:.1f} learner steps, at most "
+            f"{newest.get('policy_lag_max') or 0:.0f}; lower it with learner.max_policy_lag, "
+            "learner.queue_unrolls and inference.credits_unrolls"
+        )
+    dropped, unrolls = newest.get("stale_unrolls_dropped") or 0, means.get("unrolls_per_s", 0.0)
+    made = unrolls * (newest.get("wall_time_s") or 0.0)
+    if made and dropped / made > _DROPPED:
+        lines.append(
+            f"{dropped:,} unrolls were dropped as stale, about {dropped / made:.0%} of all: raise "
+            "learner.max_policy_lag, or use fewer environments per learner.batch_unrolls"
+        )
+    return lines
+
+
+def read_shape(run_dir: Path) -> Shape:
+    """Return how a run is laid out, as far as its directory tells.
+
+    Raises:
+      RunDirError: a file is there and can't be read.
+    """
+    run = RunDir(run_dir)
+    path = run.topology
+    try:
+        topology = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        local = topology.get("placement") == "local"
+        ranks = Counter(rank["role"] for rank in topology.get("ranks", ()))
+        path = run.config
+        config = yaml.safe_load(path.read_text("utf-8")) if path.exists() else {}
+        return Shape(str(config.get("layout", "seed")), local, ranks)
+    except OSError as error:
+        raise RunDirError(f"can't read {path}: {reason(error)}") from None
+    except (ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError):
+        raise RunDirError(f"{path} is damaged: it does not say how the run is laid out") from None
 
 
 def advice_lines(run_dir: Path) -> list[str]:
     """Return the advice on a run in words.
 
     Raises:
-      RunDirError: its metrics can't be read, or there are none yet.
+      RunDirError: its files can't be read, or there are no metrics yet.
     """
     records = read_metrics(run_dir)
     if not records:
         raise RunDirError(f"{run_dir} holds no metrics yet: advice needs at least one record")
     means = steady_means(records)
-    topology = RunDir(run_dir).topology
-    local = topology.exists() and json.loads(topology.read_text())["placement"] == "local"
-    bottleneck, figures, change = advise(means, local)
+    bottleneck, figures, change = advise(means, read_shape(run_dir))
     lines = [f"bottleneck: {bottleneck} ({figures})", f"try: {change}"]
-    if means.get("policy_lag", 0.0) > 0:
-        lag = f"policy lag: {means['policy_lag']:.1f} learner steps"
-        lines.append(f"{lag}; lower it with learner.queue_unrolls and inference.credits_unrolls")
-    return lines
+    return lines + freshness_lines(means, records[-1])
