@@ -63,6 +63,19 @@ def credit_unrolls(config: Config, topology: Topology, sources: int) -> int:
     return config.inference.credits_unrolls or max(1, share)
 
 
+def unroll_shares(config: Config, topology: Topology, learner: int) -> dict[int, int]:
+    """Return the unrolls of each source in a batch of a learner whose acting waits for weights.
+
+    They are in proportion to the sources' environments, up to rounding, and sum to its share of
+    the global batch.
+    """
+    sources = topology.clients_of[learner]
+    actors = [len(topology.actors_of.get(rank, (rank,))) for rank in sources]
+    batch, total = local_batch_unrolls(config, topology), sum(actors)
+    edges = [batch * sum(actors[:i]) // total for i in range(len(actors) + 1)]
+    return {rank: edges[i + 1] - edges[i] for i, rank in enumerate(sources)}
+
+
 def full_batch_rows(config: Config, rows: int) -> int:
     """Return the rows that make a full batch on an inference rank that serves `rows`."""
     return config.inference.max_batch_rows or max(1, rows // 2)
@@ -168,6 +181,10 @@ class Job(Seat):
     def queue_slots_per_source(self, sources: int) -> int:
         """Receive slots that a learner posts for each of its sources."""
         return queue_slots_per_source(self.config, self.topology, sources)
+
+    def unroll_shares(self, learner: int) -> dict[int, int]:
+        """Unrolls of each source in a batch of `learner`; see the function of this name."""
+        return unroll_shares(self.config, self.topology, learner)
 
     def credits(self, sources: int) -> int:
         """Synchronous sends that each of a learner's sources may have in flight."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.config.root import Config
+from hpcrl.job import queue_slots_per_source, unroll_shares
 from hpcrl.topology import Placement, Topology
 
 
@@ -38,7 +39,10 @@ LAYOUTS: dict[str, LayoutRules] = {
         ("central", "local"), ("ppo",), True, "acting waits for the weights of every learner step"
     ),
     "replay": LayoutRules(
-        ("central",), ("r2d2", "apex"), False, "learners draw from a prioritized replay"
+        ("central", "local"),
+        ("r2d2", "apex"),
+        False,
+        "learners draw from a prioritized replay",
     ),
 }
 """By the value of the key `layout`."""
@@ -52,6 +56,13 @@ def rules_of(config: Config) -> LayoutRules:
 def placement_of(config: Config) -> Placement:
     """Return where actions are chosen: the configured placement, or the layout's own."""
     return rules_of(config).placements[0] if config.placement == "auto" else config.placement
+
+
+def waits_for_weights(config: Config) -> bool:
+    """Return whether acting waits so that no unroll gets older than `learner.max_policy_lag`."""
+    learner = config.learner
+    bounded = learner.max_policy_lag is not None and not rules_of(config).synchronous
+    return bounded and learner.stale_unrolls == "wait"
 
 
 def check_layout(config: Config) -> None:
@@ -75,6 +86,30 @@ def check_layout(config: Config) -> None:
         )
     if isinstance(config.agent, PPOConfig):
         _check_minibatches(config, config.agent)
+    _check_lag_bound(config)
+
+
+def _check_lag_bound(config: Config) -> None:
+    bound, rules = config.learner.max_policy_lag, rules_of(config)
+    if bound is None:
+        if config.learner.stale_unrolls == "wait":
+            raise ValueError(
+                "learner.stale_unrolls wait says what to do at a bound, and learner.max_policy_lag "
+                "is none: set it, to at least 1"
+            )
+        return
+    if config.layout == "replay":
+        raise ValueError(
+            f"learner.max_policy_lag {bound} bounds nothing in layout: replay, where items are "
+            "learned from again and again while they are stored: replay.capacity_unrolls bounds "
+            "their age"
+        )
+    if bound == 0 and not rules.synchronous:
+        raise ValueError(
+            f"learner.max_policy_lag 0 in layout: {config.layout}, where {rules.meaning}: while a "
+            "learner step is computed nothing could be acted that it does not make too old; "
+            "that is layout: sync. Set it to at least 1"
+        )
 
 
 def _check_minibatches(config: Config, agent: PPOConfig) -> None:
@@ -119,6 +154,45 @@ def check_paced_batch(config: Config, topology: Topology) -> None:
                 f"{share} {config.agent.minibatch_over}, fewer than learner.micro_batches "
                 f"{config.learner.micro_batches}"
             )
+
+
+def check_waiting(config: Config, topology: Topology) -> None:
+    """Check that acting which waits for weights can always go on, with all its environments.
+
+    Raises:
+      ValueError: it can't; says which inequality does not hold.
+    """
+    bound = config.learner.max_policy_lag
+    if bound is None or not waits_for_weights(config):
+        return
+    for index, learner in enumerate(topology.learner_ranks):
+        shares = unroll_shares(config, topology, learner)
+        slots = queue_slots_per_source(config, topology, len(shares))
+        for rank, share in shares.items():
+            actors = len(topology.actors_of.get(rank, (rank,)))
+            _check_source(config, bound, index, rank, share, actors, slots)
+
+
+def _check_source(
+    config: Config, bound: int, learner: int, rank: int, share: int, actors: int, slots: int
+) -> None:
+    """Check one source of a learner: its share of each batch, its environments, its slots."""
+    each, envs = config.env.envs_per_actor, actors * config.env.envs_per_actor
+    whose = f"learner.stale_unrolls wait: rank {rank} gives learner {learner} {share} unrolls"
+    if envs > share * (bound + 1):
+        raise ValueError(
+            f"{whose} of each batch (learner.batch_unrolls {config.learner.batch_unrolls}, shared "
+            f"by learners and acting ranks) and may begin {share} x (learner.max_policy_lag "
+            f"{bound} + 1) = {share * (bound + 1)} ahead of the weights, fewer than its {actors} x "
+            f"env.envs_per_actor {each} = {envs} environments, of which some would wait for ever: "
+            "raise learner.max_policy_lag or learner.batch_unrolls, or use fewer environments"
+        )
+    if slots < share:
+        raise ValueError(
+            f"{whose} of each batch and finds {slots} free slots (learner.queue_unrolls "
+            f"{config.learner.queue_unrolls} shared by its acting ranks): {slots} < {share}, a "
+            "batch would never be complete; raise learner.queue_unrolls"
+        )
 
 
 def check_training_envs(config: Config, topology: Topology) -> None:

@@ -29,6 +29,8 @@ def test_exactly_the_listed_combinations_are_allowed():
         ("sync", "local", "ppo"),
         ("replay", "central", "r2d2"),
         ("replay", "central", "apex"),
+        ("replay", "local", "r2d2"),
+        ("replay", "local", "apex"),
     }
 
 

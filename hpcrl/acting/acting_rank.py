@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hpcrl.acting.pacing import PacedPolicy
+from hpcrl.acting.pacing import LagTickets, PacedPolicy, Quota, VersionShares
 from hpcrl.acting.policy import ActingPolicy
 from hpcrl.brain import Brain
 from hpcrl.comm.commands import CommandReceiver
@@ -18,7 +18,7 @@ from hpcrl.comm.unroll_flow import UnrollOutbox
 from hpcrl.comm.weights import WeightsSubscriber
 from hpcrl.comm.wire import Command
 from hpcrl.job import Job
-from hpcrl.layouts import rules_of
+from hpcrl.layouts import rules_of, waits_for_weights
 from hpcrl.recording import open_recorder
 from hpcrl.timing import Waiter
 
@@ -39,9 +39,19 @@ def make_policy(
         job.seed("inference", job.role_index),
         brain.exploration(env_ids, job.num_envs),
     )
-    if not rules_of(job.config).synchronous:
-        return ActingPolicy(*settings)
-    return PacedPolicy(*settings, job.config.learner.batch_unrolls // job.num_envs)
+    quota = make_quota(job, len(env_ids))
+    return ActingPolicy(*settings) if quota is None else PacedPolicy(*settings, quota=quota)
+
+
+def make_quota(job: Job, num_envs: int) -> Quota | None:
+    """Return how far this rank's acting may run ahead of the weights; None: as far as credits."""
+    learner = job.config.learner
+    if rules_of(job.config).synchronous:
+        return VersionShares(num_envs, learner.batch_unrolls // job.num_envs)
+    if not waits_for_weights(job.config) or learner.max_policy_lag is None:
+        return None
+    shares = job.unroll_shares(job.topology.learner_of[job.rank])
+    return LagTickets(num_envs, shares[job.rank], learner.max_policy_lag)
 
 
 class ActingPort:

@@ -85,14 +85,22 @@ class LocalGroups:
       groups: batches of environments.
       stats: this rank's counters.
       timer: gets the stage step, and forward where held groups go on.
+      evaluation: `<bool>[N]`, environments that only measure; None: there are none.
     """
 
     def __init__(
-        self, job: Job, groups: Sequence[EnvBatch], stats: StatsReporter, timer: StageTimer
+        self,
+        job: Job,
+        groups: Sequence[EnvBatch],
+        stats: StatsReporter,
+        timer: StageTimer,
+        evaluation: npt.NDArray[np.bool_] | None = None,
     ):
         rows = job.rows_per_slot
         self._groups = [LocalGroup(envs, g * rows, job.restart) for g, envs in enumerate(groups)]
         self._stats, self._timer = stats, timer
+        num_envs = len(groups) * rows
+        self._evaluation = np.zeros(num_envs, bool) if evaluation is None else evaluation
         self._turn = 0
 
     def next(self) -> LocalGroup:
@@ -112,20 +120,23 @@ class LocalGroups:
         """Step a group with the actions of its rows `ids`; note the episodes that ended."""
         given = group.step(ids, actions)
         ended = given.ended & given.valid
-        evaluation = np.zeros(int(ended.sum()), bool)
         self._stats.add_episodes(
-            given.episode_return[ended], given.episode_steps[ended], evaluation
+            given.episode_return[ended],
+            given.episode_steps[ended],
+            self._evaluation[group.ids[ended]],
         )
         self._timer.mark("step")
 
     def resume(self, paced: PacedPolicy) -> None:
-        """Give the held groups their actions under the new weights."""
-        ids, actions = paced.resume()
+        """Give held groups their actions under the new weights, where these let them go on."""
+        going = [g for g in self._groups if g.held and not paced.satisfied[g.ids].all()]
+        if not going:
+            return
+        ids, actions = paced.resume(np.concatenate([group.ids for group in going]))
         self._timer.mark("forward")
-        for group in self._groups:
-            if group.held:
-                mine = np.isin(ids, group.ids)
-                self.step(group, ids[mine], actions[mine])
+        for group in going:
+            mine = np.isin(ids, group.ids)
+            self.step(group, ids[mine], actions[mine])
 
     def note(self, policy: ActingPolicy) -> None:
         """Bring the counters of environments and rows up to date."""

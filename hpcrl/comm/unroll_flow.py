@@ -122,9 +122,24 @@ class UnrollInbox:
         """Return the oldest slots, up to `count` of them, without taking them."""
         return np.array(list(islice(self._arrived, count)), np.intp)
 
+    def first_of_each(self, counts: Sequence[int]) -> npt.NDArray[np.intp]:
+        """Return the oldest slots of each source, up to its count, without taking them."""
+        left, slots = list(counts), []
+        for slot in self._arrived:
+            source = slot // self._slots_per_source
+            if left[source]:
+                left[source] -= 1
+                slots.append(slot)
+        return np.array(slots, np.intp)
+
     def take(self, count: int) -> npt.NDArray[np.intp]:
         """Return the oldest `count` slots; `release` them once they were copied."""
         return np.array([self._arrived.popleft() for _ in range(count)], np.intp)
+
+    def remove(self, slots: npt.NDArray[np.intp]) -> None:
+        """Take these arrived slots; `release` them once they were copied."""
+        taken = set(slots.tolist())
+        self._arrived = deque(slot for slot in self._arrived if slot not in taken)
 
     def release(self, slots: npt.NDArray[np.intp]) -> None:
         """Post the receives of `slots` again."""

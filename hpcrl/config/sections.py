@@ -38,8 +38,8 @@ class RunConfig:
     """Seconds before the deadline at which the agreed stop begins."""
     fault_tolerance: Literal["off", "ulfm"] = "off"
     """ulfm: `hpcrl train` starts its mpirun with `--with-ft ulfm` (Open MPI 5): the death of an
-    actor or worker then costs its environments only, but in layout: sync. Under a launcher of
-    your own its options decide."""
+    actor or worker then costs its environments only, but in layout: sync and with
+    `learner.stale_unrolls: wait`. Under a launcher of your own its options decide."""
     silence_timeout_s: NonNegativeFloat = 600.0
     """A rank whose loop stands still for this long has its name, and all ranks' stacks, written to
     the run directory, and the job ends with 70. 0: never; `hpcrl status` names it all the same."""
@@ -149,6 +149,13 @@ class LearnerConfig:
     queue_unrolls: NonNegative = 0
     """Receive slots of a learner, the on-policy queue; 0: twice its share of the batch, or
     with a replay what arrives during one step."""
+    max_policy_lag: NonNegative | None = None
+    """How many learner steps behind the newest weights the oldest row of an unroll may be when it
+    is trained on; none: no bound. Asynchronous layouts need at least 1."""
+    stale_unrolls: Literal["drop", "wait"] = "drop"
+    """What becomes of `max_policy_lag`: unrolls that are older are dropped and counted
+    (`stale_unrolls_dropped`), or acting waits for newer weights before it begins an unroll that
+    would be (`inference_held_share`, `idle_rows_per_s`)."""
     threads: NonNegative = 0
     """torch threads of a learner rank; 0: its share of the node's cores."""
     check_parameters_every: NonNegative = 100

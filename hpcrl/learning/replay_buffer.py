@@ -121,7 +121,8 @@ class ReplayBuffer:
     def _make_shard(self, layout: ReplayLayout) -> ReplayShard:
         job, config = self._job, self._config
         capacity = config.capacity_unrolls // self._num_shards
-        actors = sum(len(job.topology.actors_of[rank]) for rank in self._clients)
+        actors_of = job.topology.actors_of  # a worker is its own
+        actors = sum(len(actors_of.get(rank, (rank,))) for rank in self._clients)
         streams = actors * job.config.env.envs_per_actor
         check_capacity(layout, capacity, streams, self._min_items, self._batch)
         node = job.topology.node_of[job.rank]

@@ -12,6 +12,7 @@ from hpcrl.comm.agreement import Rule
 from hpcrl.comm.link import Group
 from hpcrl.comm.unroll_flow import UnrollInbox
 from hpcrl.job import Job
+from hpcrl.layouts import waits_for_weights
 from hpcrl.learning.batches import assemble
 from hpcrl.learning.trainer import StepResult
 from hpcrl.types import UnrollBatch
@@ -24,11 +25,13 @@ class Taken(NamedTuple):
       batch: this learner's share, in host memory.
       num_steps: agent steps that the run's counters advance by; None: those trained on.
       values: figures to show.
+      stale_unrolls: unrolls that all learners dropped for their age since the batch before.
     """
 
     batch: UnrollBatch
     num_steps: int | None
     values: dict[str, float]
+    stale_unrolls: int = 0
 
 
 class Source(Protocol):
@@ -94,29 +97,63 @@ class Source(Protocol):
 
 
 class OnPolicyQueue:
-    """Unrolls in order of arrival, each trained on once. A `Source`."""
+    """Unrolls in order of arrival, each trained on once. A `Source`.
+
+    Under `learner.max_policy_lag` those that are too old are dropped as they are found, which is
+    before any vote on a batch with them; or, where acting waits instead, a batch takes a fixed
+    share of each source's unrolls, as the sources count on (`pacing.LagTickets`).
+    """
 
     def __init__(self, job: Job):
-        self.rules: Mapping[str, Rule] = {"policy_lag_max": "max"}
+        self.rules: Mapping[str, Rule] = {"policy_lag_max": "max", "stale_unrolls": "sum"}
         self.version = 0
         self._job = job
         self._batch_unrolls = job.local_batch_unrolls
         clients = job.topology.clients_of[job.rank]
         slots = job.queue_slots_per_source(len(clients))
         self._inbox = UnrollInbox(job.link, clients, job.unroll, slots)
+        self._shares: list[int] | None = None
+        self._max_lag = job.config.learner.max_policy_lag
+        if waits_for_weights(job.config):
+            self._shares = list(job.unroll_shares(job.rank).values())
+            self._max_lag = None
+        self._dropped = 0
+        self._looked_at = (-1, 0)
 
     def serve(self) -> bool:
         """Take note of arrived unrolls; return whether there were any."""
-        return self._inbox.poll()
+        arrived = self._inbox.poll()
+        self._drop_stale()
+        return arrived
+
+    def _drop_stale(self) -> None:
+        """Drop what is too old already; between a vote and its step no version changes."""
+        looking_at = (self.version, len(self._inbox))
+        if self._max_lag is None or looking_at == self._looked_at:
+            return
+        slots = self._inbox.first(len(self._inbox))
+        stale = slots[self._lag(slots) > self._max_lag]
+        self._inbox.remove(stale)
+        self._inbox.release(stale)
+        self._dropped += len(stale)
+        self._looked_at = (self.version, len(self._inbox))
 
     def ready(self) -> bool:
         """Whether a batch has arrived."""
-        return len(self._inbox) >= self._batch_unrolls
+        enough = len(self._inbox) >= self._batch_unrolls
+        return enough and len(self._next()) == self._batch_unrolls
+
+    def _next(self) -> npt.NDArray[np.intp]:
+        """Return the slots of the next batch, fewer where it is not complete yet."""
+        if self._shares is None:
+            return self._inbox.first(self._batch_unrolls)
+        return self._inbox.first_of_each(self._shares)
 
     def vote(self) -> dict[str, float]:
-        """Return the lag of the oldest row that the next batch learns from."""
-        slots = self._inbox.first(self._batch_unrolls)
-        return {"policy_lag_max": float(self._lag(slots).max(initial=0))}
+        """Return how old the next batch's oldest row is, and what was dropped since the last."""
+        dropped, self._dropped = self._dropped, 0
+        lag = float(self._lag(self._next()).max(initial=0))
+        return {"policy_lag_max": lag, "stale_unrolls": dropped}
 
     def _lag(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
         """Return how far behind the oldest acting row of each unroll is, `<int64>[n]`."""
@@ -134,17 +171,20 @@ class OnPolicyQueue:
         """Return the oldest unrolls; their slots receive again."""
         inbox = self._inbox
         fill = inbox.fill
-        slots = inbox.take(self._batch_unrolls)
+        slots = self._next()
+        inbox.remove(slots)
         batch = assemble(inbox.views, slots, self._job.env, self._job.behaviour)
         inbox.release(slots)
-        return Taken(batch, None, {"queue_fill": fill, "policy_lag_max": agreed["policy_lag_max"]})
+        values = {"queue_fill": fill, "policy_lag_max": agreed["policy_lag_max"]}
+        return Taken(batch, None, values, int(agreed["stale_unrolls"]))
 
     def feedback(self, result: StepResult) -> None:
         """Nothing to learn: the unrolls are gone."""
 
     def status(self) -> str:
         """Say how many unrolls there are."""
-        return f"has {len(self._inbox)} of {self._batch_unrolls} unrolls"
+        dropped = f", dropped {self._dropped} as too old" if self._dropped else ""
+        return f"has {len(self._next())} of {self._batch_unrolls} unrolls{dropped}"
 
     def discard(self) -> None:
         """Throw away what has arrived."""

@@ -38,7 +38,7 @@ class HeldSlots:
 
     Args:
       slots: the clients' slots.
-      policy: whose environments owe a share of unrolls to each version.
+      policy: whose quota says which environments wait for newer weights.
       rows_per_slot: environments of a group.
       groups: slots of each actor, side by side.
     """
@@ -60,10 +60,8 @@ class HeldSlots:
         actions: npt.NDArray[np.generic],
     ) -> None:
         """Answer the slots of actors that still owe unrolls, and hold the others."""
-        rows = self._rows_per_slot
-        by_actor = self._policy.satisfied.reshape(-1, self._groups * rows)
-        done = np.all(by_actor[batch // self._groups], axis=1)
-        self._policy.hold((batch[done, None] * rows + np.arange(rows)).ravel())
+        rows, done = self._rows_per_slot, self._done(batch)
+        self._policy.hold(self._rows_of(batch[done]))
         self._held = np.sort(np.concatenate([self._held, batch[done]]))
         keep = ~done[places // rows]
         position = np.cumsum(~done) - 1
@@ -71,17 +69,29 @@ class HeldSlots:
         self._answer(batch[~done], going, actions[keep])
 
     def resume(self) -> None:
-        """Answer the held slots with actions of the current weights."""
-        ids, actions = self._policy.resume()
-        rows, held = self._rows_per_slot, self._held
-        places = np.searchsorted(held, ids // rows) * rows + ids % rows
-        self._held = held[:0]
-        self._answer(held, places, actions)
+        """Answer held slots with actions of the current weights, where these let them go on."""
+        done = self._done(self._held)
+        going, self._held = self._held[~done], self._held[done]
+        ids, actions = self._policy.resume(self._rows_of(going))
+        rows = self._rows_per_slot
+        places = np.searchsorted(going, ids // rows) * rows + ids % rows
+        self._answer(going, places, actions)
 
     def give_up(self) -> None:
         """Let the held slots wait for their actions like any other."""
         self._slots.put_back(self._held)
         self._held = self._held[:0]
+
+    def _done(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Which of `slots` are of actors whose environments all wait for newer weights."""
+        by_actor = self._policy.satisfied.reshape(-1, self._groups * self._rows_per_slot)
+        done: npt.NDArray[np.bool_] = np.all(by_actor[slots // self._groups], axis=1)
+        return done
+
+    def _rows_of(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Rows of the policy of all environments of `slots`."""
+        rows = self._rows_per_slot
+        return (slots[:, None] * rows + np.arange(rows)).ravel()
 
     def _answer(
         self,

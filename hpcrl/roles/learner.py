@@ -235,6 +235,7 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
         counters.learner_steps += 1
         counters.agent_steps += num_steps
         counters.frames += num_steps * frame_skip
+        counters.stale_unrolls_dropped += taken.stale_unrolls
         learner.serve()
         timer.mark("publish")
         if check_every and counters.learner_steps % check_every == 0:

@@ -22,7 +22,7 @@ def run(job: Job, brain: Brain, device: torch.device, groups: Sequence[EnvBatch]
     paced = policy if isinstance(policy, PacedPolicy) else None
     port = LearnerPort(job, policy)
     timer = StageTimer(("step", *INFERENCE_STAGES), pulse=job.link.pulse)
-    local = LocalGroups(job, groups, port.stats, timer)
+    local = LocalGroups(job, groups, port.stats, timer, policy.evaluation)
     timer.mark("step")
     waiter = job.link.waiter(
         lambda: (
@@ -31,6 +31,7 @@ def run(job: Job, brain: Brain, device: torch.device, groups: Sequence[EnvBatch]
         )
     )
     at_boundary = True
+    measures_only = bool(policy.evaluation.all())  # then no unroll ever ends here
     while not port.stopped():
         # Weights change where unrolls end, so that few of them are acted by two versions.
         if at_boundary and port.load_newer():
@@ -55,7 +56,8 @@ def run(job: Job, brain: Brain, device: torch.device, groups: Sequence[EnvBatch]
         timer.mark("forward")
         complete = policy.record()
         port.send(complete)
-        at_boundary = bool(complete) or paced is not None
+        waits = paced is not None and bool(paced.satisfied.any())
+        at_boundary = bool(complete) or waits or measures_only
         port.stats.totals["batches"] += 1
         port.stats.totals["rows"] += len(waiting.ids)
         timer.mark("unroll")

@@ -21,6 +21,7 @@ class Counters:
       frames: emulator frames trained on (agent steps times frame skip).
       episodes: episodes that ended.
       wall_time_s: seconds of training.
+      stale_unrolls_dropped: unrolls that were too old to be trained on.
     """
 
     learner_steps: int = 0
@@ -28,6 +29,7 @@ class Counters:
     frames: int = 0
     episodes: int = 0
     wall_time_s: float = 0.0
+    stale_unrolls_dropped: int = 0
 
     def to_dict(self) -> dict[str, int | float]:
         """Return what `from_dict` takes."""

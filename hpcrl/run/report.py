@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 
-_COUNTERS = ("frames", "agent_steps", "learner_steps", "episodes", "wall_time_s")
+_COUNTERS = (
+    "frames",
+    "agent_steps",
+    "learner_steps",
+    "episodes",
+    "wall_time_s",
+    "stale_unrolls_dropped",
+)
 
 
 class Curve(NamedTuple):
@@ -111,6 +118,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         if summary["checkpoint_step"] is not None
         else "none",
     }
+    if stale := summary["stale_unrolls_dropped"]:
+        rows["stale unrolls dropped"] = format_count(stale)
     failures = {kind: count for kind, count in (summary["env_restarts"] or {}).items() if count}
     if failures:
         kinds = ", ".join(f"{format_count(count)} {kind}" for kind, count in failures.items())

@@ -38,6 +38,8 @@ MAY_CHANGE = (
     "learner.threads",
     "learner.queue_unrolls",
     "learner.micro_batches",
+    "learner.max_policy_lag",
+    "learner.stale_unrolls",
     "replay.capacity_unrolls",
     "replay.compression",
     "replay.memory_bytes",

@@ -27,7 +27,14 @@ from hpcrl.config.load import ConfigError, config_hash, parse_config, to_dict, t
 from hpcrl.config.root import Config
 from hpcrl.durable import reason
 from hpcrl.job import Job, Seat
-from hpcrl.layouts import check_paced_batch, check_training_envs, placement_of, rules_of
+from hpcrl.layouts import (
+    check_paced_batch,
+    check_training_envs,
+    check_waiting,
+    placement_of,
+    rules_of,
+    waits_for_weights,
+)
 from hpcrl.node.node_facts import choose_threads, node_facts
 from hpcrl.node.slurm_env import LaunchInfo, check_world_size, parse_time_unix_s, read_launch_info
 from hpcrl.run.checkpoint import Checkpoint, CheckpointError
@@ -139,8 +146,9 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
     link.wait_policy = choose_wait_policy(config.transport.wait, len(node.ranks), node.num_cores)
     link.deadline_s = config.transport.start_deadline_s
     link.max_message_bytes = config.transport.max_message_bytes
-    # Not where every environment owes its share of a batch, or followers would wait for a leader.
-    if not rules_of(config).synchronous and config.env.ranks_per_env == 1:
+    # Not where environments owe their share of a batch, or followers would wait for a leader.
+    in_step = rules_of(config).synchronous or waits_for_weights(config)
+    if not in_step and config.env.ranks_per_env == 1:
         link.expendable = frozenset(topology.ranks_of("actor") + topology.ranks_of("worker"))
     choose_threads(config, topology, link.rank)
     signal.stop_at_unix_s = _stop_at(config, info.job_end_unix_s)
@@ -237,6 +245,7 @@ def check_shares(config: Config, topology: Topology) -> None:
         )
     try:
         check_paced_batch(config, topology)
+        check_waiting(config, topology)
         check_training_envs(config, topology)
     except ValueError as error:
         raise ConfigError(str(error)) from None

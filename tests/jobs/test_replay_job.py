@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcrl.acting.policy import ActingPolicy, Policy
 from hpcrl.config.load import ConfigError
 from hpcrl.exit_codes import DONE, USAGE
+from hpcrl.learning.optim import Optimizer
 from hpcrl.learning.replay_buffer import ReplayBuffer
 from hpcrl.run.checkpoint import load_latest
 from hpcrl.run.metrics import read_metrics
@@ -34,7 +36,7 @@ def replay_config(tmp_path, kind="r2d2", ratio=0.75, **options):
     return replace(job_config(tmp_path, **sections), layout="replay")
 
 
-def run_job(monkeypatch, config):
+def run_job(monkeypatch, config, size=None):
     buffers = []
     make = ReplayBuffer.__init__
 
@@ -43,7 +45,7 @@ def run_job(monkeypatch, config):
         buffers.append(self)
 
     monkeypatch.setattr(ReplayBuffer, "__init__", noted)
-    return JobRun(monkeypatch).start(config, world_size(config)), buffers
+    return JobRun(monkeypatch).start(config, size or world_size(config)), buffers
 
 
 @pytest.mark.parametrize("learners", [1, 2])
@@ -78,6 +80,94 @@ def test_counters_ratio_and_shards_are_as_configured(tmp_path, monkeypatch, agen
     assert all(record[name] > 0 for name in names)
     assert record["exploring_mean_return_100"] > 0
     assert record["mean_return_100"] > 0
+
+
+def local_config(tmp_path, kind, learners, workers=3, **options):
+    config = replay_config(tmp_path, kind, learners=learners, actors=workers, **options)
+    topology = replace(config.topology, inference="auto")
+    return replace(config, placement="local", topology=topology)
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+@pytest.mark.parametrize("agent", AGENTS)
+def test_workers_feed_a_replay_and_measure_as_inference_ranks_do(
+    tmp_path, monkeypatch, agent, learners
+):
+    """The third worker's four environments all measure: it completes no unroll, and learns on."""
+    loaded = []
+    load = Policy.load
+
+    def noted(self, parameters, version):
+        if self.evaluation.all():
+            loaded.append(version)
+        load(self, parameters, version)
+
+    monkeypatch.setattr(ActingPolicy, "load", noted, raising=False)
+    config = local_config(
+        *(tmp_path, agent, learners),
+        agent={**AGENTS[agent], "target_update_steps": 5, "evaluation_envs": 4},
+        stop={"agent_steps": 3000},
+    )
+    if learners == 2:  # or its learner would starve
+        config = replace(config, topology=replace(config.topology, actors=5))
+    run, buffers = run_job(monkeypatch, config, learners + config.topology.actors)
+    assert set(run.codes) == {DONE}
+    assert left_over(run.world, "unrolls", "control") == []
+    training = (config.topology.actors - 1) * 4
+    streams = {u.stream_id for b in buffers for u in b.shard.unrolls()}
+    assert streams == set(range(training))
+    assert len(set(loaded)) > 1
+    for buffer in buffers:
+        ok, why = buffer.shard.check_valid()
+        assert ok, why
+    record = read_metrics(Path(config.run.dir))[-1]
+    assert record["replay_ratio"] == pytest.approx(0.75, rel=0.25)
+    assert record["exploring_mean_return_100"] > 0
+    assert record["mean_return_100"] > 0
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_frozen_weights_give_workers_and_inference_ranks_the_same_unrolls_and_priorities(
+    tmp_path, monkeypatch, agent
+):
+    monkeypatch.setattr(Optimizer, "step", lambda self, agent_steps: 0.0)
+    store = ReplayBuffer._store
+    stored: dict[str, list] = {}
+
+    def noted(self, views):
+        stored[self._job.config.placement].append({n: v.copy() for n, v in views.items()})
+        store(self, views)
+
+    monkeypatch.setattr(ReplayBuffer, "_store", noted)
+    options = {"observation_shape": (2,), "observation_dtype": "float32", "truncate": True}
+    for placement in ("central", "local"):
+        stored[placement] = []
+        config = replay_config(
+            tmp_path / placement,
+            agent,
+            inference=1,
+            actors=1,
+            agent={**AGENTS[agent], "target_update_steps": 5},
+            env={"envs_per_actor": 1, "groups": 1, "options": options},
+            stop={"agent_steps": 300},
+        )
+        size = 3
+        if placement == "local":
+            topology, size = replace(config.topology, inference="auto"), 2
+            config = replace(config, topology=topology)
+        run, _ = run_job(monkeypatch, replace(config, placement=placement), size)
+        assert set(run.codes) == {DONE}
+    count = min(map(len, stored.values()))
+    assert count >= 60
+    for ours, theirs in zip(stored["central"][:count], stored["local"][:count], strict=True):
+        assert ours.keys() == theirs.keys() >= {"priority", "core_state", "action"}
+        for name in ours.keys() - {"policy_version"}:  # how far learning is when it is sampled
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    # A recurrent state and priorities that are not all alike.
+    priorities = np.stack([unroll["priority"] for unroll in stored["local"]])
+    assert len(np.unique(priorities)) > 10
+    if agent == "r2d2":
+        assert np.stack([unroll["core_state"] for unroll in stored["local"]]).any()
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.75, 7.3])

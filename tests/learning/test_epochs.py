@@ -133,6 +133,49 @@ def test_epochs_end_early_where_the_policy_has_moved_too_far():
     assert train(trainer_of(free), batch_for(free), steps=1)[1][0].values["epochs"] == 10
 
 
+def test_learners_end_their_epochs_together_by_the_mean_divergence():
+    """One learner's share alone would go on, the other's alone would end: the mean decides."""
+    stage = stage_of(epochs=6, minibatches=1)
+    batch = batch_for(stage)
+    # Half of the batch with log-probabilities of another policy: far away from the start on.
+    far = torch.arange(SIZE // 2, SIZE)
+    batch.behaviour["log_prob"][:, far] -= 0.4
+    halves = torch.arange(SIZE).chunk(2)
+    alone = [divergence(stage, columns_of(batch, half)) for half in halves]
+    together = divergence(stage, batch)
+    assert alone[0] < together < alone[1]
+
+    def epochs_of(bound):
+        strict = stage_of(epochs=6, minibatches=1, max_kl=bound)
+
+        def body(link):
+            group = link.group(range(link.size))
+            trainer = trainer_of(strict, make_data_parallel("mpi", group, CPU, ["a", "a"]))
+            _, results = train(trainer, columns_of(batch, halves[link.rank]), steps=1)
+            return results[0].values["epochs"]
+
+        return run_loopback(body, 2)
+
+    assert epochs_of((alone[0] + together) / 2) == [1, 1]  # the first half alone goes on
+    counts = epochs_of((together + alone[1]) / 2)  # the second half alone would end at once
+    assert counts[0] == counts[1] > 1
+
+
+def divergence(stage, batch):
+    """Mean divergence of the network as it is from the policy that acted."""
+    once = trainer_of(stage)
+    update, kls = once._update, []
+
+    def noted(*arguments):
+        result = update(*arguments)
+        kls.append(result.values["kl"])
+        return result
+
+    once._update = noted
+    train(once, batch, steps=1)
+    return kls[0]
+
+
 def test_statistics_are_those_of_all_observations_so_far_and_travel_with_the_weights():
     stage = stage_of(normalize_observations=True)
     batch = batch_for(stage)

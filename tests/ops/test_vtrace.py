@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcrl.ops.returns import lambda_returns, n_step_returns
 from hpcrl.ops.vtrace import vtrace
 
 
@@ -71,6 +72,23 @@ def test_on_policy_targets_are_n_step_returns():
         r[3] + 0.9 * v,
     ]
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_lag_targets_and_advantages_are_those_of_on_policy_returns(seed):
+    """Equal policies: eq. (1) is the n-step return to the unroll's end, also over terminations."""
+    arguments = tensors(random_arguments(seed=seed))
+    log_rho = arguments.pop("log_rho") * 0
+    got = vtrace(log_rho, **arguments)
+    steps = len(log_rho)
+    returns = n_step_returns(**arguments, num_steps=steps)
+    np.testing.assert_allclose(got.vs, returns, rtol=2e-5, atol=1e-5)
+    advantage = returns - arguments["value_tm1"]
+    np.testing.assert_allclose(got.pg_advantage, advantage, rtol=2e-5, atol=2e-5)
+    # With lambda the targets are the lambda-returns, and advantages use their successors.
+    mixed = vtrace(log_rho, **arguments, lambda_=0.7)
+    expected = lambda_returns(**arguments, lambda_=0.7)
+    np.testing.assert_allclose(mixed.vs, expected, rtol=2e-5, atol=1e-5)
 
 
 def test_minus_infinity_leaves_the_value_and_no_advantage():

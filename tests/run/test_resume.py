@@ -34,6 +34,8 @@ FREE_KEYS = (
     "learner.threads",
     "learner.queue_unrolls",
     "learner.micro_batches",
+    "learner.max_policy_lag",
+    "learner.stale_unrolls",
     "env.envs_per_actor",
     "env.groups",
     "env.ranks_per_env",
