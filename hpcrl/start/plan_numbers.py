@@ -34,6 +34,7 @@ def derived_numbers(
     lines = [_environments(config, topology), _learner_step(config, topology, frame_skip)]
     lines += _inference_batch(config, topology)
     lines.append(_unrolls(config, topology, unroll))
+    lines += _lag_bound(config)
     lines += _evaluation(config, topology)
     lines += _end(config, frame_skip)
     return lines
@@ -125,6 +126,15 @@ def _unrolls(config: Config, topology: Topology, unroll: Layout | None) -> str:
         f"{size(credits)} in flight from each of its sources"
         + (f"; one takes {format_bytes(unroll.nbytes)}" if unroll else "")
     )
+
+
+def _lag_bound(config: Config) -> list[str]:
+    bound = config.learner.max_policy_lag
+    if bound is None:
+        return []
+    waits = config.learner.stale_unrolls == "wait"
+    kept = "acting waits for newer weights" if waits else "older unrolls are dropped"
+    return [f"policy lag: at most {bound} learner steps when it is trained on; {kept}"]
 
 
 def _evaluation(config: Config, topology: Topology) -> list[str]:

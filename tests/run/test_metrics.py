@@ -47,6 +47,7 @@ def test_a_record_holds_time_restart_counters_and_values(tmp_path):
         "frames": 80,
         "episodes": 3,
         "wall_time_s": 2.5,
+        "stale_unrolls_dropped": 0,
         "loss": 0.5,
         "return": None,
         "norm": None,

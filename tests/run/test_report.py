@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from matplotlib.image import imread
@@ -52,6 +54,7 @@ def test_a_summary_comes_from_the_directory_alone(tmp_path):
         "learner_steps": 4,
         "episodes": 160,
         "wall_time_s": 8.0,
+        "stale_unrolls_dropped": 0,
         "frames_per_s": 200.0,
         "mean_return_100": 6.0,
         "episodes_100": 100,
@@ -62,6 +65,15 @@ def test_a_summary_comes_from_the_directory_alone(tmp_path):
         "best_at_frames": 1200,
         "checkpoint_step": 3,
     }
+
+
+def test_stale_unrolls_have_a_row_where_some_were_dropped(tmp_path):
+    counters = Counters(9, stale_unrolls_dropped=1234).to_dict()
+    assert "stale unrolls dropped" not in text_of(
+        summary_table(summarise(make_run(tmp_path / "a")))
+    )
+    dropped = summarise(make_run(tmp_path / "b", counters=counters))
+    assert re.search(r"stale unrolls dropped +│ 1.23 k", text_of(summary_table(dropped)))
 
 
 @pytest.mark.parametrize(("steps", "frames"), [(5, 2000), (3, 1600)])

@@ -125,3 +125,13 @@ def test_evaluators_are_in_the_numbers_where_there_are_any():
         "to 27,000 agent steps" in lines
     )
     assert not any("evaluation" in line for line in derived_numbers(*planned()))
+
+
+@pytest.mark.parametrize(
+    ("stale", "kept"),
+    [("drop", "older unrolls are dropped"), ("wait", "acting waits for newer weights")],
+)
+def test_a_bound_on_the_lag_is_in_the_numbers_where_there_is_one(stale, kept):
+    lines = derived_numbers(*planned(learner={"max_policy_lag": 9, "stale_unrolls": stale}))
+    assert f"policy lag: at most 9 learner steps when it is trained on; {kept}" in lines
+    assert not any("policy lag" in line for line in derived_numbers(*planned()))
