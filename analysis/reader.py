@@ -316,6 +316,7 @@ class Run:
         for path, leaf in leaves.items():
             shape, column = leaf["array"]["shape"], f"observation/{path}"
             is_image = len(shape) == 2 or (len(shape) == 3 and shape[-1] == 3)
+            is_image = is_image and leaf["kind"] == "box"
             if is_image and leaf["array"]["dtype"] == "uint8" and column in self.columns:
                 return column
         return None

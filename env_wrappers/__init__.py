@@ -11,7 +11,7 @@ environments can be used, and tested, alone.
 from env_wrappers.batch import FAILURE_KINDS, EnvBatch, StepBatch
 from env_wrappers.errors import EnvError, EnvFailure
 from env_wrappers.isolated import IsolatedBatch, Isolation
-from env_wrappers.registry import describe, make, registered_families
+from env_wrappers.registry import describe, make, make_env, registered_families
 
 __all__ = [
     "FAILURE_KINDS",
@@ -23,5 +23,6 @@ __all__ = [
     "StepBatch",
     "describe",
     "make",
+    "make_env",
     "registered_families",
 ]

@@ -133,8 +133,8 @@ class AtariBatch(EnvBatch):
         )
 
     def close(self) -> None:
-        """Stop the emulator threads."""
-        self._envs.close()
+        """Stop the emulator threads, which end with the object that holds them."""
+        vars(self).pop("_envs", None)
 
 
 def make(
@@ -143,12 +143,10 @@ def make(
     """Make the game `target`, such as "Breakout" or "ms_pacman"; options as in `DEFAULTS`.
 
     Raises:
-      EnvError: ale-py is missing, no such game, or an option that cannot work.
+      EnvError: no such game, or an option that cannot work.
     """
-    try:
-        from ale_py import roms
-    except ImportError as error:
-        raise EnvError(f"{name} needs the package ale-py: pip install ale-py") from error
+    from ale_py import roms
+
     games = {_plain(rom): rom for rom in roms.get_all_rom_ids() if rom not in _MULTIPLAYER_ONLY}
     rom = games.get(_plain(target))
     if rom is None:

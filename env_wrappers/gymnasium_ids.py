@@ -10,20 +10,13 @@ import gymnasium
 
 from env_wrappers.batch import EnvBatch
 from env_wrappers.errors import EnvError, suggestion
-from env_wrappers.options import check_choice, check_range, resolve_options
-from env_wrappers.sync import SyncBatch
+from env_wrappers.options import check_choice
+from env_wrappers.single import COMMON, make_batch, make_registered, resolve
 
 # kwargs: passed to the environment's own constructor.
-# max_episode_steps: agent steps after which an episode is truncated; 0: as registered.
 # vectorization: "sync" makes single environments, each with its own seed; "native" uses the
 #   vector environment that is registered with the id, seeded once for the whole batch.
-# frame_stack: time steps that the network sees stacked in box leaves.
-DEFAULTS: dict[str, Any] = {
-    "kwargs": {},
-    "max_episode_steps": 0,
-    "vectorization": "sync",
-    "frame_stack": 1,
-}
+DEFAULTS: dict[str, Any] = {**COMMON, "kwargs": {}, "vectorization": "sync"}
 
 
 def make(
@@ -34,43 +27,47 @@ def make(
     Raises:
       EnvError: the id is unknown, its package missing, or an option cannot work.
     """
-    resolved = resolve_options(name, options, DEFAULTS)
+    resolved = resolve(name, options, DEFAULTS)
     check_choice(name, resolved, "vectorization", ("sync", "native"))
-    check_range(name, resolved, "max_episode_steps", 0)
-    check_range(name, resolved, "frame_stack", 1)
-    kwargs = dict(resolved["kwargs"])
-    if resolved["max_episode_steps"]:
-        kwargs["max_episode_steps"] = resolved["max_episode_steps"]
+    if resolved["vectorization"] == "native":
+        _check_registered(name, target)
+        return _native(name, target, num_envs, seeds, resolved)
+    return make_batch(make_env, name, target, num_envs, seeds, resolved)
+
+
+def make_env(
+    name: str, target: str, options: Mapping[str, Any], render_mode: str | None = None
+) -> gymnasium.Env[Any, Any]:
+    """Make one of them; `options` are all of `DEFAULTS`.
+
+    Raises:
+      EnvError: the id is unknown, its package missing, or it doesn't take its kwargs.
+    """
     _check_registered(name, target)
-    frame_stack = resolved["frame_stack"]
-    try:
-        if resolved["vectorization"] == "native":
-            return _native(name, target, num_envs, seeds, kwargs, frame_stack)
-        envs = [gymnasium.make(target, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
-    except (gymnasium.error.Error, ImportError) as error:
-        raise EnvError(f"{name} cannot be made: {error}") from error
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise EnvError(f"{name} doesn't take all of the kwargs {kwargs}: {error}") from error
-    return SyncBatch(name, envs, seeds, frame_stack)
+    more = {} if render_mode is None else {"render_mode": render_mode}
+    return make_registered(name, target, options["kwargs"], options["max_episode_steps"], **more)
 
 
 def _native(
-    name: str,
-    target: str,
-    num_envs: int,
-    seeds: Sequence[int],
-    kwargs: dict[str, Any],
-    frame_stack: int,
+    name: str, target: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any]
 ) -> EnvBatch:
     """The vector environment registered with the id."""
     from env_wrappers.vector import VectorBatch
 
     if gymnasium.spec(target).vector_entry_point is None:
         raise EnvError(f"{name} has no vector environment of its own: use vectorization sync")
-    envs = gymnasium.make_vec(target, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    return VectorBatch(name, envs, seeds, frame_stack=frame_stack)
+    kwargs = dict(options["kwargs"])
+    if options["max_episode_steps"]:
+        kwargs["max_episode_steps"] = options["max_episode_steps"]
+    try:
+        envs = gymnasium.make_vec(
+            target, num_envs, vectorization_mode="vector_entry_point", **kwargs
+        )
+    except (gymnasium.error.Error, ImportError) as error:
+        raise EnvError(f"{name} cannot be made: {error}") from error
+    except TypeError as error:
+        raise EnvError(f"{name} doesn't take all of the kwargs {kwargs}: {error}") from error
+    return VectorBatch(name, envs, seeds, frame_stack=options["frame_stack"])
 
 
 def _check_registered(name: str, target: str) -> None:

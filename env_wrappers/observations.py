@@ -32,12 +32,14 @@ class Leaf:
       path: name of the leaf, "obs" for a bare space, "a/b" in nested ones.
       keys: how to find it in an observation.
       kind: "box", "discrete" or "binary".
-      shape: of one time step.
+      shape: of one time step; one with `packed_bytes` travels as a vector of these.
       declared: the space's own dtype.
       dtype: as it travels (float64 as float32, categories as int32, flags as uint8).
       low: lower bounds; of categories as declared, before they are shifted to start at 0.
       high: upper bounds, inclusive.
       nvec: categories per element, flattened; empty unless "discrete".
+      packed_bytes: of more than eight flags, which travel as bits in the order of
+        `numpy.packbits`; 0: not packed.
     """
 
     path: str
@@ -49,6 +51,12 @@ class Leaf:
     low: NDArray[Any]
     high: NDArray[Any]
     nvec: tuple[int, ...] = ()
+    packed_bytes: int = 0
+
+    @property
+    def travel_shape(self) -> tuple[int, ...]:
+        """Of one time step as it travels."""
+        return (self.packed_bytes,) if self.packed_bytes else self.shape
 
 
 class ObservationCodec:
@@ -68,26 +76,32 @@ class ObservationCodec:
             raise EnvError(f"observation space has two leaves of one path: {', '.join(paths)}")
 
     def spec(self, stack: int = 1) -> dict[str, Any]:
-        """JSON-able description by path; `stack` time steps are to be stacked in box leaves.
+        """JSON-able description by path; `stack` time steps of all but categories are stacked.
 
         Raises:
-          EnvError: a stack is asked for, but no leaf is a Box.
+          EnvError: a stack is asked for, but all leaves are categories.
         """
-        if stack > 1 and all(leaf.kind != "box" for leaf in self.leaves):
-            raise EnvError(f"frame_stack is {stack}, but no observation leaf is a Box")
+        if stack > 1 and all(leaf.kind == "discrete" for leaf in self.leaves):
+            raise EnvError(
+                f"frame_stack is {stack}, but all observation leaves are categories, which "
+                "can't be stacked"
+            )
         return {
             leaf.path: {
-                "array": {"shape": list(leaf.shape), "dtype": leaf.dtype.name},
+                "array": {"shape": list(leaf.travel_shape), "dtype": leaf.dtype.name},
                 "kind": leaf.kind,
                 "nvec": list(leaf.nvec),
-                "stack": stack if leaf.kind == "box" else 1,
+                "stack": 1 if leaf.kind == "discrete" else stack,
+                "bits": list(leaf.shape) if leaf.packed_bytes else [],
             }
             for leaf in self.leaves
         }
 
     def new_arrays(self, num_envs: int) -> Arrays:
         """Zero leaves `[E, ...]`."""
-        return {leaf.path: np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in self.leaves}
+        return {
+            leaf.path: np.zeros((num_envs, *leaf.travel_shape), leaf.dtype) for leaf in self.leaves
+        }
 
     def encode(self, observation: Any, num_envs: int, rows: Any = ...) -> Arrays:
         """Copy a batched observation, as a gymnasium vector environment gives it, to leaves.
@@ -105,6 +119,37 @@ class ObservationCodec:
             _write(leaf, observation, arrays[leaf.path], (num_envs, *leaf.shape), rows)
         return arrays
 
+    def new_rows(self) -> list[list[NDArray[Any]]]:
+        """Empty lists, one for each leaf, for `add_row`."""
+        return [[] for _ in self.leaves]
+
+    def add_row(self, rows: list[list[NDArray[Any]]], observation: Any) -> None:
+        """Append a copy of the observation of one environment to `rows`.
+
+        Raises:
+          EnvError: shape or kind of number don't match the space.
+        """
+        for leaf, column in zip(self.leaves, rows, strict=True):
+            value = _find(leaf, observation) if leaf.keys else observation
+            if not (
+                type(value) is np.ndarray
+                and value.shape == leaf.shape
+                and value.dtype == leaf.declared
+            ):
+                value = _checked(leaf, value, leaf.shape).astype(leaf.declared)
+            column.append(value.copy())
+
+    def stack_rows(self, rows: list[list[NDArray[Any]]]) -> Arrays:
+        """The leaves `[E, ...]` of all rows that were added, encoded at once.
+
+        Raises:
+          EnvError: a category or flag that the space doesn't have.
+        """
+        return {
+            leaf.path: _as_travelling(leaf, np.array(column)).astype(leaf.dtype, copy=False)
+            for leaf, column in zip(self.leaves, rows, strict=True)
+        }
+
     def write_row(self, arrays: Arrays, row: int, observation: Any) -> None:
         """Copy the observation of one environment into row `row` of `arrays`.
 
@@ -117,7 +162,7 @@ class ObservationCodec:
     def check_bounds(self, arrays: Arrays) -> None:
         """Raise EnvError unless all numbers and flags lie in their space (NaN does not)."""
         for leaf in self.leaves:
-            if leaf.kind == "discrete":
+            if leaf.kind == "discrete" or leaf.packed_bytes:
                 continue  # checked on every write
             array = arrays[leaf.path]
             low, high = leaf.low, leaf.high
@@ -145,7 +190,18 @@ def _leaf(keys: Keys, space: Any) -> Leaf:
     shape = tuple(space.shape)
     if isinstance(space, spaces.MultiBinary) or declared == np.bool_:
         zero, one = np.zeros(shape, np.uint8), np.ones(shape, np.uint8)
-        return Leaf(path, keys, "binary", shape, declared, np.dtype(np.uint8), zero, one)
+        packed_bytes = -(-zero.size // 8) if zero.size > 8 else 0
+        return Leaf(
+            path,
+            keys,
+            "binary",
+            shape,
+            declared,
+            np.dtype(np.uint8),
+            zero,
+            one,
+            packed_bytes=packed_bytes,
+        )
     dtype = np.dtype(_TRAVEL_DTYPES.get(declared.name, declared.name))
     low, high = _bounds(space.low, dtype), _bounds(space.high, dtype)
     return Leaf(path, keys, "box", shape, declared, dtype, low, high)
@@ -163,6 +219,12 @@ def _write(
     leaf: Leaf, observation: Any, out: NDArray[Any], shape: tuple[int, ...], rows: Any = ...
 ) -> None:
     """Check the leaf's value in `observation`, whose shape must be `shape`, and copy `rows`."""
+    array = _checked(leaf, _find(leaf, observation), shape)
+    out[rows] = _as_travelling(leaf, array[rows])
+
+
+def _find(leaf: Leaf, observation: Any) -> Any:
+    """The leaf's value in a nested observation."""
     value = observation
     try:
         for key in leaf.keys:
@@ -172,6 +234,11 @@ def _write(
             f"observation leaf {leaf.path!r}: missing in an observation of type "
             f"{type(observation).__name__}"
         ) from None
+    return value
+
+
+def _checked(leaf: Leaf, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """`value` as an array of `shape` and of a dtype that may stand for the declared one."""
     array = np.asarray(value)
     if array.shape != shape:
         raise EnvError(f"observation leaf {leaf.path!r}: expected shape {shape}, got {array.shape}")
@@ -179,15 +246,30 @@ def _write(
         raise EnvError(
             f"observation leaf {leaf.path!r}: expected dtype {leaf.declared}, got {array.dtype}"
         )
-    array = array[rows]
+    return array
+
+
+def _as_travelling(leaf: Leaf, array: NDArray[Any]) -> NDArray[Any]:
+    """Values of any leading axes in their form on the way: categories from 0, flags as bits."""
     if leaf.kind == "discrete":
         if not np.all((array >= leaf.low) & (array <= leaf.high)):
             raise EnvError(
                 f"observation leaf {leaf.path!r}: expected categories from {leaf.low.min()} to "
                 f"{leaf.high.max()}, got {array.min()} to {array.max()}"
             )
-        array = array - leaf.low
-    out[rows] = array
+        return array - leaf.low
+    return _packed(leaf, array) if leaf.packed_bytes else array
+
+
+def _packed(leaf: Leaf, array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Flags `[..., *shape]` as bits `[..., packed_bytes]`."""
+    if array.dtype != np.bool_ and np.any((array < 0) | (array > 1)):
+        raise EnvError(
+            f"observation leaf {leaf.path!r}: expected flags of 0 and 1, got {array.min()} to "
+            f"{array.max()}"
+        )
+    leading = array.shape[: array.ndim - len(leaf.shape)]
+    return np.packbits(array.reshape(*leading, -1).astype(np.bool_, copy=False), axis=-1)
 
 
 def _castable(leaf: Leaf, dtype: np.dtype[Any]) -> bool:

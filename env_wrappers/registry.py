@@ -1,8 +1,4 @@
-"""From an environment's full name to its family's module, which is imported only then.
-
-A family is one module with `make(name, target, num_envs, seeds, options) -> EnvBatch`, where
-`target` is what follows "family:" in the name. A new one needs that file and its line here.
-"""
+"""From an environment's full name to its family's module, which is imported only then."""
 
 from __future__ import annotations
 
@@ -10,20 +6,17 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium
+
 from env_wrappers.batch import EnvBatch
 from env_wrappers.errors import EnvError
-
-_FAMILIES = {
-    "atari": "env_wrappers.atari",
-    "external": "env_wrappers.external",
-    "gym": "env_wrappers.gymnasium_ids",
-    "synthetic": "env_wrappers.synthetic",
-}
+from env_wrappers.families import FAMILIES, Family, family_named
+from env_wrappers.options import resolve_options
 
 
 def registered_families() -> tuple[str, ...]:
     """The family names that may stand before the colon of an environment's name."""
-    return tuple(_FAMILIES)
+    return tuple(dict.fromkeys(family.name for family in FAMILIES))
 
 
 def make(
@@ -46,7 +39,8 @@ def make(
         function; None: this process steps them by itself.
 
     Raises:
-      EnvError: the name, an option or a space cannot work; the message says what can.
+      EnvError: the name, an option or a space cannot work, or the family isn't installed; the
+        message says what can.
     """
     seeds = [int(seed) for seed in seeds]
     if num_envs < 1 or len(seeds) != num_envs:
@@ -55,25 +49,55 @@ def make(
         )
     if min(seeds) < 0:
         raise EnvError(f"{name}: seeds must not be negative, got {min(seeds)}")
-    family, colon, target = name.partition(":")
-    if not (family and colon and target):
-        raise EnvError(
-            f"{name!r} is no environment name: write FAMILY:NAME with one of the families "
-            f"{', '.join(_FAMILIES)}, or MODULE:FUNCTION"
-        )
-    if family in _FAMILIES:
+    prefix, target = _split(name)
+    family = family_named(prefix)
+    if family is not None:
         if communicator is not None:
             raise EnvError(
                 f"{name} runs in one process, and env.ranks_per_env asks for several: set it to 1, "
                 "or name a function of your own that takes a communicator"
             )
-        module = importlib.import_module(_FAMILIES[family])
-        batch: EnvBatch = module.make(name, target, num_envs, seeds, options or {})
+        module = _load(name, family)
+        try:
+            batch: EnvBatch = module.make(name, target, num_envs, seeds, options or {})
+        except ImportError as error:
+            raise EnvError(
+                f"{name} needs a package that can't be imported here ({error}): "
+                f"{family.install_command or 'install it'}"
+            ) from error
         return batch
     from env_wrappers import user_function
 
     families = registered_families()
     return user_function.make(name, num_envs, seeds, options or {}, families, communicator)
+
+
+def make_env(
+    name: str, options: Mapping[str, Any] | None = None, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any] | None:
+    """Make one environment as gymnasium has it, without the batch around it.
+
+    Args:
+      name: as `make`, of a family.
+      options: as `make`.
+      render_mode: as `gymnasium.make`.
+
+    Returns:
+      The environment; None: the family has batches only.
+
+    Raises:
+      EnvError: as `make`.
+    """
+    prefix, target = _split(name)
+    family = family_named(prefix)
+    if family is None:
+        raise EnvError(f"{name}: {prefix!r} is no family of environments")
+    module = _load(name, family)
+    if not hasattr(module, "make_env"):
+        return None
+    resolved = resolve_options(name, options or {}, module.DEFAULTS)
+    env: gymnasium.Env[Any, Any] = module.make_env(name, target, resolved, render_mode)
+    return env
 
 
 def describe(name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -82,6 +106,30 @@ def describe(name: str, options: Mapping[str, Any] | None = None) -> dict[str, A
     Raises:
       EnvError: as `make`.
     """
-    batch = make(name, 1, [0], options)
+    family = family_named(_split(name)[0])
+    rows = family.rows_per_env if family else 1
+    batch = make(name, rows, range(rows), options)
     batch.close()
     return batch.spec
+
+
+def _split(name: str) -> tuple[str, str]:
+    prefix, colon, target = name.partition(":")
+    if not (prefix and colon and target):
+        raise EnvError(
+            f"{name!r} is no environment name: write FAMILY:NAME with one of the families "
+            f"{', '.join(registered_families())}, or MODULE:FUNCTION"
+        )
+    return prefix, target
+
+
+def _load(name: str, family: Family) -> Any:
+    """Import the family's module; raise EnvError where its packages are missing."""
+    if family.versions() is None:
+        own = f" into an interpreter of its own ({family.conflicts})" if family.conflicts else ""
+        where = "; then set env.isolation: process and env.python" if family.conflicts else ""
+        raise EnvError(
+            f"{name} needs {' and '.join(family.packages)}, not installed here: "
+            f"{family.install_command}{own}{where}"
+        )
+    return importlib.import_module(f"env_wrappers.{family.module}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from env_wrappers.errors import EnvError
@@ -38,3 +39,9 @@ def walk(space: spaces.Space[Any], what: str, keys: Keys = ()) -> Iterator[tuple
 def path_of(keys: Keys) -> str:
     """The name of a leaf: "obs" for a bare space, "a/b" in nested ones."""
     return "/".join(str(key) for key in keys) or "obs"
+
+
+def binary_planes(shape: tuple[int, ...]) -> spaces.Box:
+    """The space of flags `<bool>[*shape]`."""
+    dtype: Any = np.bool_
+    return spaces.Box(0, 1, shape, dtype)

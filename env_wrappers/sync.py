@@ -65,10 +65,11 @@ class SyncBatch(EnvBatch):
 
     def reset(self) -> StepBatch:
         """Start an episode everywhere; only the first call uses the seeds."""
-        observation = self._observations.new_arrays(self.num_envs)
-        for row, (env, seed) in enumerate(zip(self._envs, self._seeds, strict=True)):
+        rows = self._observations.new_rows()
+        for env, seed in zip(self._envs, self._seeds, strict=True):
             first, _ = env.reset(seed=seed)
-            self._observations.write_row(observation, row, first)
+            self._observations.add_row(rows, first)
+        observation = self._observations.stack_rows(rows)
         self._seeds = [None] * self.num_envs
         self._observations.check_bounds(observation)
         self._totals.clear()
@@ -77,7 +78,7 @@ class SyncBatch(EnvBatch):
     def step(self, actions: NDArray[Any]) -> StepBatch:
         """Take one agent step everywhere; see `EnvBatch.step`."""
         decoded = self._actions.decode_rows(actions)
-        observation = self._observations.new_arrays(self.num_envs)
+        rows = self._observations.new_rows()
         final: Arrays | None = None
         rewards = []
         flags = np.zeros((2, self.num_envs), np.bool_)
@@ -93,7 +94,8 @@ class SyncBatch(EnvBatch):
                         final = self._observations.new_arrays(self.num_envs)
                     self._observations.write_row(final, row, newest)
                 newest, _ = env.reset()
-            self._observations.write_row(observation, row, newest)
+            self._observations.add_row(rows, newest)
+        observation = self._observations.stack_rows(rows)
         ended = terminated | truncated
         if ended.any():
             self._observations.check_bounds({k: leaf[ended] for k, leaf in observation.items()})

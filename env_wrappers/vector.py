@@ -42,7 +42,7 @@ class VectorBatch(EnvBatch):
         self,
         name: str,
         envs: VectorEnv[Any, Any, Any],
-        seeds: Sequence[int],
+        seeds: Sequence[int] | None,
         mode: str = "",
         frame_stack: int = 1,
     ) -> None:
@@ -52,7 +52,7 @@ class VectorBatch(EnvBatch):
           name: full name for the spec and for messages.
           envs: the vector environment.
           seeds: used by the first reset. A vector environment other than gymnasium's own two
-            takes one number, which is then made from all of them.
+            takes one number, which is then made from all of them. None: it has its seeds.
           mode: autoreset mode, such as "SAME_STEP", for an environment that declares none in
             its `metadata["autoreset_mode"]`, or a wrong one.
           frame_stack: time steps that the network is to see stacked in box leaves.
@@ -63,7 +63,7 @@ class VectorBatch(EnvBatch):
         self.num_envs = envs.num_envs
         self._name = name
         self._envs = envs
-        self._seed: Any = _reset_seed(envs, seeds)
+        self._seed: Any = None if seeds is None else _reset_seed(envs, seeds)
         self._observations = ObservationCodec(envs.single_observation_space)
         self._actions = ActionCodec(envs.single_action_space, self.num_envs)
         self.spec = env_spec(name, self._observations.spec(frame_stack), self._actions.spec())

@@ -271,6 +271,28 @@ def check(config: str | None) -> None:
     sys.exit(check_command(config))
 
 
+@main.command()
+@click.argument("name", required=False)
+@click.option("--num-envs", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.0, 60.0))
+@click.argument("options", nargs=-1)
+def envs(name: str | None, num_envs: int, seconds: float, options: tuple[str, ...]) -> None:
+    """List the environment families; with NAME (such as atari or gym:Ant-v5), look at one.
+
+    It is then made with OPTIONS (each KEY=VALUE, as env.options has them) and stepped here.
+    """
+    from env_wrappers import EnvError
+    from hpcrl.start.environments import print_families, print_one
+
+    try:
+        if name is None:
+            print_families()
+        else:
+            print_one(name, options, num_envs, seconds)
+    except EnvError as error:
+        _fail(error, exit_codes.USAGE)
+
+
 main.add_command(bench)
 
 

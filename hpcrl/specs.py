@@ -6,11 +6,13 @@ here), so ranks that need no emulator learn the spaces from a start-up broadcast
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 ENV_FAILURES = ("raised", "garbage", "hung", "died")
 """How isolated environments fail, in the order of their counts in a step message."""
@@ -40,12 +42,26 @@ class ObservationLeaf:
       nvec: categories per element for "discrete", flattened; empty otherwise.
       stack: number of consecutive steps that the network sees stacked in a new first
         axis, rebuilt by the receiver; 1 means no stacking.
+      bits: shape of the flags of a "binary" leaf that travels and is stored as bits, in the
+        order of `numpy.packbits`; `array` is then the vector of bytes. Empty: not packed.
     """
 
     array: ArraySpec
     kind: Literal["box", "discrete", "binary"] = "box"
     nvec: tuple[int, ...] = ()
     stack: int = 1
+    bits: tuple[int, ...] = ()
+
+    @property
+    def seen(self) -> ArraySpec:
+        """One time step as a network or a reader sees it, its flags one byte each."""
+        return ArraySpec(self.bits, "uint8") if self.bits else self.array
+
+
+def unpack_bits(packed: npt.NDArray[Any], bits: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return the flags `[..., *bits]` of bytes `[..., n]`; undoes `numpy.packbits`."""
+    flags = np.unpackbits(packed, axis=-1, count=math.prod(bits))
+    return flags.reshape(*packed.shape[:-1], *bits)
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,13 @@ class EnvSpec:
     action: ActionSpec
     frame_skip: int = 1
 
+    def unpacked(self) -> EnvSpec:
+        """The same with every leaf as it is seen, none as bits."""
+        leaves = {
+            path: replace(leaf, array=leaf.seen, bits=()) for path, leaf in self.observation.items()
+        }
+        return replace(self, observation=leaves)
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict; the inverse of `from_json`."""
         return asdict(self)
@@ -135,6 +158,7 @@ class EnvSpec:
                 kind=leaf["kind"],
                 nvec=tuple(leaf["nvec"]),
                 stack=leaf["stack"],
+                bits=tuple(leaf["bits"]),
             )
             for path, leaf in data["observation"].items()
         }

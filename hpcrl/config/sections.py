@@ -78,8 +78,9 @@ class EnvConfig:
 class NetworkConfig:
     """The agent's network; one function serves acting and learning."""
 
-    torso: Literal["mlp", "nature_cnn", "impala_resnet"] = "mlp"
-    """mlp for vectors, nature_cnn or impala_resnet for images."""
+    torso: Literal["mlp", "small_cnn", "nature_cnn", "impala_resnet"] = "mlp"
+    """mlp for vectors; nature_cnn or impala_resnet for images, small_cnn for those of a few
+    cells, such as MinAtar's."""
     hidden_sizes: tuple[Positive, ...] = (64, 64)
     """Layers of the MLP torso, or the dense layers after a convolutional torso."""
     activation: Literal["relu", "tanh"] = "relu"

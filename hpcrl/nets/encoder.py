@@ -9,10 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hpcrl.nets.torso import MLP, Activation, ImpalaResNet, NatureCNN
+from hpcrl.nets.torso import MLP, Activation, ImpalaResNet, NatureCNN, SmallCNN
 from hpcrl.specs import ObservationLeaf
 
-Torso = Literal["mlp", "nature_cnn", "impala_resnet"]
+Torso = Literal["mlp", "small_cnn", "nature_cnn", "impala_resnet"]
+_ImageTorso = SmallCNN | NatureCNN | ImpalaResNet
+_TORSOS: dict[str, type[_ImageTorso]] = {
+    "small_cnn": SmallCNN,
+    "nature_cnn": NatureCNN,
+    "impala_resnet": ImpalaResNet,
+}
 
 
 class OneHot(nn.Module):
@@ -39,8 +45,8 @@ class OneHot(nn.Module):
 class ObservationEncoder(nn.Module):
     """Images through a convolutional torso each, everything else flattened; then dense layers.
 
-    Discrete leaves become one-hot, bytes are divided by 255, other numbers are taken as they
-    are. With the mlp torso images are flattened, too.
+    Discrete leaves become one-hot, bytes are divided by 255, flags and other numbers are taken as
+    they are. With the mlp torso images are flattened, too.
 
     Attributes:
       output_size: features per row.
@@ -72,7 +78,7 @@ class ObservationEncoder(nn.Module):
             if torso != "mlp" and _is_image(leaf)
         }
         if torso != "mlp" and not self._images:
-            shapes = {path: leaf.array.shape for path, leaf in leaves.items()}
+            shapes = {path: leaf.seen.shape for path, leaf in leaves.items()}
             raise ValueError(
                 f"network.torso is {torso}, but no leaf of the observation is an image: {shapes}; "
                 "use mlp"
@@ -86,7 +92,7 @@ class ObservationEncoder(nn.Module):
         )
         size = sum(module.output_size for module in (*self.torsos, *self.one_hots))
         size += sum(
-            leaf.stack * math.prod(leaf.array.shape)
+            leaf.stack * math.prod(leaf.seen.shape)
             for path, leaf in leaves.items()
             if path not in self._images and leaf.kind != "discrete"
         )
@@ -99,33 +105,39 @@ class ObservationEncoder(nn.Module):
         features = []
         for path, leaf in self._leaves.items():
             x = observation[path].flatten(0, 1)
+            if leaf.bits:
+                x = unpack_bits(x, leaf.bits)
             if path in self._images:
                 features.append(next(torsos)(_channels_first(x, leaf, self._images[path])))
             elif leaf.kind == "discrete":
                 features.append(next(one_hots)(x.flatten(1) if x.dim() > 1 else x[:, None]))
             else:
-                features.append(_as_floats(x.reshape(len(x), -1)))
+                x = x.reshape(len(x), -1)
+                is_bytes = leaf.kind == "box" and x.dtype == torch.uint8
+                features.append(x.float() / 255 if is_bytes else x.float())
         return self.dense(features[0] if len(features) == 1 else torch.cat(features, -1))
 
 
 def _is_image(leaf: ObservationLeaf) -> bool:
-    num_axes = len(leaf.array.shape)
-    return leaf.kind == "box" and (num_axes == 3 or (num_axes == 2 and leaf.array.dtype == "uint8"))
+    num_axes = len(leaf.seen.shape)
+    return leaf.kind != "discrete" and (
+        num_axes == 3 or (num_axes == 2 and leaf.seen.dtype == "uint8")
+    )
 
 
 def _image_axes(leaf: ObservationLeaf) -> Literal["HW", "HWC", "CHW"]:
     """Return the axes of one frame: of three, the smaller of the outer two are the channels."""
-    shape = leaf.array.shape
+    shape = leaf.seen.shape
     if len(shape) == 2:
         return "HW"
     return "HWC" if shape[2] <= shape[0] else "CHW"
 
 
-def _image_torso(torso: Torso, leaf: ObservationLeaf, axes: str) -> NatureCNN | ImpalaResNet:
-    sizes = {"C": 1, **dict(zip(axes, leaf.array.shape, strict=True))}
-    scale = 1 / 255 if leaf.array.dtype == "uint8" else 1.0
-    kind = NatureCNN if torso == "nature_cnn" else ImpalaResNet
-    return kind(sizes["C"] * leaf.stack, sizes["H"], sizes["W"], scale)
+def _image_torso(torso: Torso, leaf: ObservationLeaf, axes: str) -> _ImageTorso:
+    sizes = {"C": 1, **dict(zip(axes, leaf.seen.shape, strict=True))}
+    is_bytes = leaf.kind == "box" and leaf.array.dtype == "uint8"
+    scale = 1 / 255 if is_bytes else 1.0
+    return _TORSOS[torso](sizes["C"] * leaf.stack, sizes["H"], sizes["W"], scale)
 
 
 def _channels_first(x: Tensor, leaf: ObservationLeaf, axes: str) -> Tensor:
@@ -139,6 +151,8 @@ def _channels_first(x: Tensor, leaf: ObservationLeaf, axes: str) -> Tensor:
     return x.flatten(1, 2)
 
 
-def _as_floats(x: Tensor) -> Tensor:
-    floats = x.to(torch.float32)
-    return floats / 255 if x.dtype == torch.uint8 else floats
+def unpack_bits(packed: Tensor, bits: Sequence[int]) -> Tensor:
+    """Return the flags `<uint8>[..., *bits]` of `<uint8>[..., n]`; undoes `numpy.packbits`."""
+    places = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    flags = (packed[..., None] >> places) & 1  # [..., n, 8]
+    return flags.flatten(-2)[..., : math.prod(bits)].reshape(*packed.shape[:-1], *bits)

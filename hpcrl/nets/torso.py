@@ -1,4 +1,4 @@
-"""Feature extractors: dense layers, and two convolutional networks for images."""
+"""Feature extractors: dense layers, and three convolutional networks for images."""
 
 from __future__ import annotations
 
@@ -125,6 +125,41 @@ class NatureCNN(nn.Module):
         x = F.relu_(self.conv2(x))
         x = F.relu_(self.conv3(x))
         return _flatten_channels_last(x)
+
+
+class SmallCNN(nn.Module):
+    """The one convolution of MinAtar's agents (Young & Tian 2019, arXiv:1903.03176, section 5).
+
+    For images of a few cells, such as binary planes of 10x10; without the dense layer.
+
+    Attributes:
+      output_size: features per row.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, scale: float):
+        """Build the layer.
+
+        Args:
+          channels: of an image; stacked frames are channels.
+          height: pixels, at least 3.
+          width: pixels, at least 3.
+          scale: multiplies the pixels.
+
+        Raises:
+          ValueError: the image is too small.
+        """
+        super().__init__()
+        if min(height, width) < 3:
+            raise ValueError(
+                f"network.torso small_cnn: an image of {height}x{width} cells is smaller than "
+                "3x3, so nothing would be left after its convolution; use mlp"
+            )
+        self.conv = orthogonal(ImageConv2d(channels, 16, 3, 1, 0, scale))
+        self.output_size = 16 * (height - 2) * (width - 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return `[N, output_size]` for `image` of `[N, channels, height, width]`."""
+        return _flatten_channels_last(F.relu_(self.conv(image)))
 
 
 class _ResidualBlock(nn.Module):

@@ -23,7 +23,7 @@ from hpcrl.recording.episodes import Array, Budget, Episode, EpisodeBuilder, col
 from hpcrl.recording.segment import FLUSH_S, SegmentWriter, existing_segments, reserve_bytes
 from hpcrl.run.rank_log import log
 from hpcrl.run.run_dir import RunDir
-from hpcrl.specs import ArraySpec, EnvSpec
+from hpcrl.specs import ArraySpec, EnvSpec, unpack_bits
 
 
 class Recorder:
@@ -56,13 +56,15 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._config = config
-        self._columns = column_specs(env, behaviour, config.fields)
+        self._columns = column_specs(env.unpacked(), behaviour, config.fields)
+        self._bits = {path: leaf.bits for path, leaf in env.observation.items() if leaf.bits}
         self._env_seeds = env_seeds
         self._evaluation = frozenset(evaluation)
-        self._attributes = {**attributes, "env": json_text(env.to_json())}
+        self._attributes = {**attributes, "env": json_text(env.unpacked().to_json())}
         self._budget = Budget(config.buffer_bytes)
         ids = np.array(list(env_seeds), np.int64)
-        self._builder = EpisodeBuilder(ids, self._columns, config.fraction, self._budget)
+        acted = column_specs(env, behaviour, config.fields)
+        self._builder = EpisodeBuilder(ids, acted, config.fraction, self._budget)
         self._room_bytes = max_bytes
         self._next_segment = len(existing_segments(folder))
         self._segment: SegmentWriter | None = None
@@ -149,13 +151,16 @@ class Recorder:
         log.warning("recording has ended, training goes on: %s", why)
 
     def _write(self, episode: Episode) -> None:
-        steps = episode.steps(self._columns)
+        steps = self._unpacked(episode.steps(self._columns), "observation/")
         if self._room_bytes and self._most_bytes(steps) > self._room_bytes:
             self._close_segment()
             self._stop(f"recording.max_bytes is reached in {self._folder}")
             return
         segment = self._segment or self._open_segment()
-        segment.append(steps, episode.final_observation(), self._entry(episode, steps))
+        final = episode.final_observation()
+        if final is not None:
+            final = self._unpacked(final, "")
+        segment.append(steps, final, self._entry(episode, steps))
         self.recorded += 1
         self._open_bytes = segment.nbytes
         if (
@@ -163,6 +168,15 @@ class Recorder:
             or time.monotonic() > self._segment_ends_s
         ):
             self._close_segment()
+
+    def _unpacked(self, columns: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+        """Columns with the leaves that travel as bits as flags of one byte each."""
+        flags = {
+            name: unpack_bits(columns[name], bits)
+            for path, bits in self._bits.items()
+            if (name := prefix + path) in columns
+        }
+        return {**columns, **flags}
 
     def _most_bytes(self, steps: Mapping[str, Array]) -> int:
         """Bytes on disk with one more episode, if nothing could be compressed."""

@@ -21,9 +21,6 @@ from hpcrl.human import format_bytes
 from hpcrl.node.devices import detect_gpu_count, torch_backend
 from hpcrl.specs import ActionPart, EnvSpec
 
-_FAMILY_PACKAGES = {"atari": "ale-py", "gym": "gymnasium"}
-"""By environment family, the package that it comes with; the others need none."""
-
 _LARGE_BYTES, _SMALL_FILES = 2**24, 20
 
 
@@ -77,16 +74,16 @@ def probe_horovod(group: Group | None) -> Finding:
 
 def probe_environments() -> Finding:
     """Which environment families are installed."""
-    from env_wrappers import registered_families
+    from env_wrappers.families import FAMILIES
 
     found = []
-    for family in registered_families():
-        package = _FAMILY_PACKAGES.get(family)
-        try:
-            version = f"{package} {metadata.version(package)}" if package else "built in"
-        except metadata.PackageNotFoundError:
-            version = f"not installed: pip install {package}"
-        found.append(f"{family} ({version})")
+    for family in FAMILIES:
+        versions = family.versions()
+        if versions is None:
+            what = f"not installed: {family.install_command}"
+        else:
+            what = ", ".join(f"{k} {v}" for k, v in versions.items()) or "built in"
+        found.append(f"{family.key} ({what})")
     return Finding("environments", ", ".join(found))
 
 
@@ -97,10 +94,11 @@ def probe_configured_environment(config: Config) -> Finding:
     name = config.env.name
     try:
         start_s = time.perf_counter()
-        batch = make_batch(config.env, 1, [0])
+        rows = max(1, config.env.envs_per_actor // config.env.groups)
+        batch = make_batch(config.env, rows, range(rows))
         spec = EnvSpec.from_json(batch.spec)
         batch.reset()
-        batch.step(_some_action(spec))
+        batch.step(np.repeat(_some_action(spec), rows, 0))
         batch.close()
     except Exception as error:
         return Finding(name, f"{type(error).__name__}: {error}", exit_codes.USAGE)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from env_wrappers.actions import ActionCodec
 from env_wrappers.errors import EnvError
 from env_wrappers.observations import ObservationCodec
-from hpcrl.specs import EnvSpec
+from hpcrl.specs import EnvSpec, unpack_bits
 
 NUM_ENVS = 3
 
@@ -87,7 +87,9 @@ def test_encoded_observations_equal_the_naive_flattening(space, seed):
         naive = list(naive_leaves(space, sample))
         assert [path for path, _, _ in naive] == list(batched)
         for path, _, value in naive:
-            np.testing.assert_allclose(batched[path][row], value, rtol=1e-6)
+            bits = tuple(codec.spec()[path]["bits"])
+            seen = unpack_bits(batched[path][row], bits) if bits else batched[path][row]
+            np.testing.assert_allclose(seen, value, rtol=1e-6)
             np.testing.assert_array_equal(by_row[path][row], batched[path][row])
     codec.check_bounds(batched)
     for path, leaf in codec.spec().items():
@@ -149,20 +151,40 @@ def test_paths_kinds_and_categories_of_a_nested_space():
             "kind": "box",
             "nvec": [],
             "stack": 4,
+            "bits": [],
         },
         "self/0": {
             "array": {"shape": [], "dtype": "int32"},
             "kind": "discrete",
             "nvec": [3],
             "stack": 1,
+            "bits": [],
         },
         "self/1": {
             "array": {"shape": [2], "dtype": "uint8"},
             "kind": "binary",
             "nvec": [],
-            "stack": 1,
+            "stack": 4,
+            "bits": [],
         },
     }
+
+
+def test_more_than_eight_flags_travel_as_bits():
+    flags = np.array([[1, 0, 0, 0, 0], [0, 0, 1, 1, 1]])  # 10000001 11......
+    for space in (spaces.MultiBinary((2, 5)), spaces.Box(0, 1, (2, 5), np.bool_)):
+        codec = ObservationCodec(space)
+        leaf = codec.spec(stack=2)["obs"]
+        assert leaf["array"] == {"shape": [2], "dtype": "uint8"}
+        assert leaf["bits"] == [2, 5]
+        assert leaf["stack"] == 2
+        arrays = codec.new_arrays(2)
+        codec.write_row(arrays, 1, flags.astype(space.dtype))
+        assert arrays["obs"].tolist() == [[0, 0], [0b10000001, 0b11000000]]
+    with pytest.raises(EnvError, match="'obs': expected flags of 0 and 1, got 0 to 2"):
+        ObservationCodec(spaces.MultiBinary(9)).encode(
+            np.full((1, 9), 2, np.int8) * np.eye(1, 9, dtype=np.int8), 1
+        )
 
 
 def test_box_actions_are_clipped_to_their_bounds():
@@ -213,7 +235,9 @@ def test_ambiguous_and_empty_spaces_are_refused():
         ObservationCodec(spaces.Dict({}))
     with pytest.raises(EnvError, match="no components"):
         ActionCodec(spaces.Tuple([]), 1)
-    with pytest.raises(EnvError, match="frame_stack is 2, but no observation leaf is a Box"):
+    with pytest.raises(
+        EnvError, match="frame_stack is 2, but all observation leaves are categories"
+    ):
         ObservationCodec(spaces.Discrete(2)).spec(stack=2)
 
 

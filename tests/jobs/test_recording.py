@@ -14,9 +14,10 @@ from analysis import segments as reading
 from analysis.errors import DataError
 from analysis.reader import Run
 from env_wrappers import make
+from hpcrl.comm.wire import row_fields
 from hpcrl.recording import SCHEMA_VERSION, Budget, EpisodeBuilder, is_selected
 from hpcrl.recording.segment import FORMAT
-from hpcrl.specs import ArraySpec, EnvSpec
+from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 from tests.acting_tools import CPU, KINDS, Stage, weights
 from tests.loopback_job import JobRun
 from tests.recording_tools import assert_same_episode, naive_episodes, recorder_for
@@ -62,6 +63,28 @@ def test_episodes_on_disk_are_those_of_a_naive_recorder(tmp_path, kind):
         assert entry["return"] == steps["reward"].astype(np.float64).sum()
     assert recorder.recorded == len(expected)
     assert recorder.dropped == 0
+
+
+def test_flags_that_travel_as_bits_are_recorded_one_byte_each(tmp_path):
+    leaf = ObservationLeaf(ArraySpec((2,), "uint8"), "binary", bits=(3, 5))
+    spec = EnvSpec("x:y", {"planes": leaf}, ActionSpec((ActionPart("discrete", nvec=(2,)),)))
+    recorder = recorder_for(tmp_path / "trajectories" / "inference-0-0", spec, {}, 1)
+    flags = np.random.default_rng(0).integers(0, 2, (4, 3, 5))
+    for step, planes in enumerate(flags):
+        rows = {
+            name: np.zeros((1, *array.shape), array.dtype)
+            for name, array in row_fields(spec, {}).items()
+        }
+        rows["obs:planes"] = np.packbits(planes.reshape(1, 15), axis=-1)
+        rows["start"][:], rows["final"][:] = step == 0, step == 3
+        recorder.add(np.array([0]), rows)
+    recorder.close()
+    run = Run(tmp_path)
+    steps = run.episode(0)
+    np.testing.assert_array_equal(steps["observation/planes"], flags[:3])
+    np.testing.assert_array_equal(steps["final/planes"], flags[3])
+    assert run.image_leaf() is None
+    assert run.segments[0].env["observation"]["planes"]["array"]["shape"] == [3, 5]
 
 
 def test_a_restarted_environment_leaves_an_interrupted_episode(tmp_path):

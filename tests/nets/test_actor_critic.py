@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from hpcrl import specs
 from hpcrl.nets.actor_critic import ActorCritic
-from hpcrl.nets.encoder import ObservationEncoder, OneHot
+from hpcrl.nets.encoder import ObservationEncoder, OneHot, unpack_bits
 from hpcrl.nets.trunk import PreviousAction
 from hpcrl.ops.distributions import ActionDistribution
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
@@ -124,6 +125,29 @@ def test_images_reach_the_torso_channels_first(shape, stack, order):
     rows = x.flatten(0, 1)
     want = rows[:, None] if order is None else rows.permute(order).reshape(6, -1, 40, 48)
     assert torch.equal(seen[0], want)
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_flags_that_travel_as_bits_reach_torso_and_dense_layers_as_zeros_and_ones(stack):
+    shape = (5, 4, 3)
+    flags = np.random.default_rng(0).integers(0, 2, (2, 3, *[stack] * (stack > 1), *shape))
+    packed = np.packbits(flags.reshape(*flags.shape[:-3], -1), axis=-1)
+    leaf = ObservationLeaf(ArraySpec((8,), "uint8"), "binary", stack=stack, bits=shape)
+    observation = {"planes": torch.from_numpy(packed)}
+    assert torch.equal(unpack_bits(observation["planes"], shape), torch.from_numpy(flags))
+    np.testing.assert_array_equal(specs.unpack_bits(packed, shape), flags)
+    flat = ObservationEncoder({"planes": leaf}, "mlp", (), "relu")
+    np.testing.assert_array_equal(flat(observation), flags.reshape(6, -1))
+    encoder = ObservationEncoder({"planes": leaf}, "small_cnn", (), "relu")
+    seen = []
+    encoder.torsos[0].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    features = encoder(observation)
+    rows = flags.reshape(6, stack, *shape)
+    want = rows.transpose(0, 1, 4, 2, 3).reshape(6, stack * 3, 5, 4)
+    np.testing.assert_array_equal(seen[0], want)
+    conv = encoder.torsos[0].conv
+    wanted = torch.relu(torch.nn.functional.conv2d(torch.from_numpy(want).float(), conv.weight))
+    torch.testing.assert_close(features, wanted.permute(0, 2, 3, 1).flatten(1))
 
 
 def test_the_mlp_torso_flattens_images():

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpcrl.nets.torso import MLP, ImpalaResNet, NatureCNN
+from hpcrl.nets.torso import MLP, ImpalaResNet, NatureCNN, SmallCNN
 
 
 def images(num_rows=2, channels=4, height=84, width=84):
@@ -35,6 +35,17 @@ def test_nature_cnn_is_three_plain_convolutions_of_pixels_over_255(memory_format
         x = F.relu(F.conv2d(x, layer.weight, layer.bias, stride))
     got = channels_last(net(images()), 64, 7, 7)
     torch.testing.assert_close(got, x, rtol=1e-4, atol=1e-4)
+
+
+def test_small_cnn_is_one_plain_convolution():
+    net = in_memory_format(SmallCNN(6, 10, 7, 1.0), torch.channels_last)
+    assert net.output_size == 16 * 8 * 5
+    nn.init.normal_(net.conv.bias)
+    x = images(3, 6, 10, 7) & 1
+    want = F.relu(F.conv2d(x.float(), net.conv.weight, net.conv.bias))
+    torch.testing.assert_close(channels_last(net(x), 16, 8, 5), want, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="an image of 2x7 cells is smaller than 3x3"):
+        SmallCNN(6, 2, 7, 1.0)
 
 
 def plain_resnet(net, x):

@@ -226,7 +226,7 @@ def test_a_missing_package_is_a_hint_and_no_failure(monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
     families = probe_environments()
     assert families.code == 0
-    assert "atari (not installed: pip install ale-py)" in families.found
+    assert "atari (not installed: pip install 'ale-py>=0.12.1')" in families.found
     horovod = probe_horovod(None)
     assert (horovod.code, horovod.note) == (0, True)
 

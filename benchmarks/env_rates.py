@@ -1,0 +1,251 @@
+"""Each family's stepping rate through an actor against its own bare loop.
+
+    python benchmarks/env_rates.py --json benchmarks/results/env_rates.json [KEY...]
+
+Two ranks per family: rank 1 does what an actor does with two groups of environments, by the actor's
+own code (`EnvBatch`, `GroupChannel`), rank 0 answers at once with random actions. Then rank 1 steps
+the same environments in a plain loop over the package's own API, and so on by turns; the ratio is
+the median over the turns. `cpu_ratio` compares the processor time that rank 1 spent per step, which
+other work on the machine doesn't touch: a bare loop never waits, an actor does.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import env_wrappers
+from env_wrappers.families import FAMILIES
+from hpcrl.bench.ranks import BenchError, read_arguments, run_ranks, write_result
+from hpcrl.comm.slots import Client, StepSlots
+from hpcrl.comm.transport import MpiLink
+from hpcrl.job import ACTOR_STAGES
+from hpcrl.roles.actor import GroupChannel
+from hpcrl.specs import EnvSpec
+from hpcrl.start.environments import random_actions
+from hpcrl.timing import choose_wait_policy
+
+GROUPS = 2
+NUM_ENVS = 32
+"""Environments of a group."""
+
+
+def open_slots(link, spec, rows):
+    """Slots for both groups, how to wait for them, and actions to answer with."""
+    clients = [Client(1, group) for group in range(GROUPS)]
+    slots = StepSlots(link, spec, clients, rows, len(ACTOR_STAGES), 1, 0.0)
+    waiter = link.waiter(lambda: "the server waited for steps")
+    rng = np.random.default_rng(0)
+    actions = [random_actions(spec.action, rows, rng) for _ in range(64)]
+    return slots, waiter, actions
+
+
+def answer_for(served, seconds):
+    """Answer for so long."""
+    slots, waiter, actions = served
+    answered, end_s = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        slots.poll()
+        if not slots.due():
+            waiter.idle()
+            continue
+        waiter.progress()
+        taken = slots.take()
+        places = slots.rows(taken)[1]
+        chosen = np.concatenate([actions[(answered + i) % 64] for i in range(len(taken))])
+        slots.reply(taken, places, chosen[places])
+        answered += len(taken)
+
+
+def act(link, batches, spec, rows):
+    """What an actor does until it is told to stop; (seconds, processor seconds, steps)."""
+    channels = [GroupChannel(link, spec, 0, group, rows, 0) for group in range(GROUPS)]
+    timers = dict.fromkeys(ACTOR_STAGES, 0.0)
+    for batch, channel in zip(batches, channels, strict=True):
+        step = batch.reset()
+        channel.pack(step, timers, batch.failures)
+        channel.send(step)
+    steps, start_s, start_cpu_s = 0, time.perf_counter(), time.process_time()
+    live = list(zip(batches, channels, strict=True))
+    while live:
+        for batch, channel in tuple(live):
+            actions = channel.receive()
+            if actions is None:
+                live.remove((batch, channel))
+                continue
+            step = batch.step(actions)
+            channel.pack(step, timers, batch.failures)
+            channel.send(step)
+            steps += rows
+    found = time.perf_counter() - start_s, time.process_time() - start_cpu_s, steps
+    for channel in channels:
+        channel.close()
+    return found
+
+
+class BareSingles:
+    """Single environments, each with an action of its own form, reset where they end."""
+
+    def __init__(self, name, options, rows, spec):
+        self.envs = [env_wrappers.make_env(name, options) for _ in range(rows)]
+        for seed, env in enumerate(self.envs):
+            env.reset(seed=seed)
+            env.action_space.seed(seed)
+        self.actions = [[env.action_space.sample() for _ in range(64)] for env in self.envs]
+        self.steps = 0
+
+    def step(self):
+        for env, actions in zip(self.envs, self.actions, strict=True):
+            _, _, terminated, truncated, _ = env.step(actions[self.steps % 64])
+            if terminated or truncated:
+                env.reset()
+        self.steps += 1
+
+    def close(self):
+        for env in self.envs:
+            env.close()
+
+
+class BareVector:
+    """The package's own vector environment, which resets itself."""
+
+    def __init__(self, batch):
+        self.envs, codec = batch._envs, batch._actions
+        batch.reset()
+        rng = np.random.default_rng(0)
+        action = EnvSpec.from_json(batch.spec).action
+        drawn = [random_actions(action, batch.num_envs, rng) for _ in range(64)]
+        self.actions = [codec.decode(actions) for actions in drawn]
+        self.batch, self.steps = batch, 0
+
+    def step(self):
+        self.envs.step(self.actions[self.steps % 64])
+        self.steps += 1
+
+    def close(self):
+        self.batch.close()
+
+
+class BareAgents:
+    """PettingZoo's dictionaries."""
+
+    def __init__(self, batch):
+        self.batch = batch
+        batch.reset()
+        self.envs, self.steps = batch._envs, 0
+        for env in self.envs:
+            env.reset()
+        self.actions = [
+            {agent: env.action_space(agent).sample() for agent in env.possible_agents}
+            for env in self.envs
+        ]
+
+    def step(self):
+        for env, actions in zip(self.envs, self.actions, strict=True):
+            env.step({agent: actions[agent] for agent in env.agents})
+            if not env.agents:
+                env.reset()
+
+    def close(self):
+        self.batch.close()
+
+
+def bare_loop(family, name, options, rows, spec):
+    """The family's own loop over `rows` rows; None where it is ours alone."""
+    if family.key == "pettingzoo":
+        return BareAgents(env_wrappers.make(name, rows, range(rows), options))
+    if env_wrappers.make_env(name, options) is not None:
+        return BareSingles(name, options, rows, spec)
+    batch = env_wrappers.make(name, rows, range(rows), options)
+    return BareVector(batch)
+
+
+def run_bare(loop, rows, seconds):
+    """(seconds, processor seconds, steps)."""
+    steps, start_s, start_cpu_s = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - start_s < seconds:
+        loop.step()
+        steps += rows
+    return time.perf_counter() - start_s, time.process_time() - start_cpu_s, steps
+
+
+def rank_main():
+    """One family on two ranks."""
+    arguments = read_arguments()
+    family = next(family for family in FAMILIES if family.key == arguments["key"])
+    name, options = f"{family.name}:{family.example}", dict(family.example_options)
+    rows, seconds = NUM_ENVS * family.rows_per_env, arguments["seconds"]
+    link = MpiLink(deadline_s=120.0, max_message_bytes=2**30)
+    link.wait_policy = choose_wait_policy("auto", link.size, arguments["cores"])
+    batches = [env_wrappers.make(name, rows, range(rows), options) for _ in range(GROUPS)]
+    spec = EnvSpec.from_json(batches[0].spec)
+    loop = bare_loop(family, name, options, rows, spec) if link.rank else None
+    turns: dict[str, list] = {"actor": [], "bare": []}
+    both = link.group(range(2))
+    for _ in range(arguments["turns"]):
+        both.barrier()
+        if link.rank == 0:
+            served = open_slots(link, spec, rows)
+            answer_for(served, seconds)
+            served[0].stop(link)
+            served[0].close()
+            time.sleep(seconds)  # the other core is the bare loop's, too
+        else:
+            turns["actor"].append(act(link, batches, spec, rows))
+            turns["bare"].append(run_bare(loop, rows, seconds))
+    for batch in batches:
+        batch.close()
+    if link.rank:
+        rates = {kind: [n / s for s, _, n in found] for kind, found in turns.items()}
+        spent = {kind: [cpu / n for _, cpu, n in found] for kind, found in turns.items()}
+        ratios = [a / b for a, b in zip(rates["actor"], rates["bare"], strict=True)]
+        cpu_ratios = [b / a for a, b in zip(spent["actor"], spent["bare"], strict=True)]
+        write_result(
+            arguments,
+            {
+                "environment": name,
+                "rows": rows,
+                "actor_steps_per_s": round(statistics.median(rates["actor"])),
+                "bare_steps_per_s": round(statistics.median(rates["bare"])),
+                "ratio": round(statistics.median(ratios), 3),
+                "cpu_ratio": round(statistics.median(cpu_ratios), 3),
+            },
+        )
+
+
+def main() -> None:
+    """Measure the families that are installed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("keys", nargs="*", help="families; all installed ones if absent")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    figures = {}
+    for family in FAMILIES:
+        wanted = family.key in options.keys if options.keys else family.key != "synthetic"
+        if not wanted or not family.example or family.versions() is None:
+            continue
+        arguments = {
+            "key": family.key,
+            "seconds": options.seconds,
+            "turns": options.turns,
+            "cores": len(os.sched_getaffinity(0)),
+        }
+        try:
+            figures[family.key] = run_ranks([__file__], 2, arguments, 300.0)
+        except BenchError as error:
+            print(f"{family.key}: {error}", file=sys.stderr)
+            continue
+        print(f"{family.key:12} {json.dumps(figures[family.key])}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    rank_main() if "OMPI_COMM_WORLD_RANK" in os.environ else main()
