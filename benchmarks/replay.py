@@ -121,14 +121,14 @@ def quiet_times(rounds: int, calls: int, *functions: Callable[[], object]) -> li
     return [float(np.percentile(taken, 10)) for taken in times]
 
 
-def measure_gather(frames: np.ndarray) -> dict[str, float]:
+def measure_gather(frames: np.ndarray, rounds: int) -> dict[str, float]:
     shard = filled_shard(frames)
     rng = np.random.default_rng(2)
     buffers = shard.make_buffers(BATCH)
     num_bytes = sum(a.nbytes for a in (*buffers.rows.values(), *buffers.items.values()))
     source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
     copy_s, sample_s = quiet_times(
-        20,
+        rounds,
         3,
         lambda: np.copyto(target, source),
         lambda: shard.sample(BATCH, rng, out=buffers),
@@ -144,7 +144,7 @@ def measure_gather(frames: np.ndarray) -> dict[str, float]:
     }
 
 
-def measure_priorities() -> dict[str, float]:
+def measure_priorities(rounds: int) -> dict[str, float]:
     rng = np.random.default_rng(3)
     priorities = rng.exponential(size=NUM_PRIORITIES)
     sampler = PrioritizedSampler(NUM_PRIORITIES, ALPHA)
@@ -166,11 +166,11 @@ def measure_priorities() -> dict[str, float]:
         slots = np.searchsorted(sums, rng.random(BATCH) * sums[-1], side="right")
         powered[slots] = new**ALPHA
 
-    tree_s, linear_s, running_s = quiet_times(20, 50, tree, linear, running_sum)
+    tree_s, linear_s, running_s = quiet_times(rounds, 50, tree, linear, running_sum)
     # As in training, where every draw follows a gather that filled the caches.
     sweep = np.ones(1 << 26, np.uint8)
     cold: dict[Callable[[], None], list[float]] = {tree: [], linear: []}
-    for _ in range(30):
+    for _ in range(rounds + 10):
         for function, taken in cold.items():
             np.add.reduce(sweep)
             begin = time.perf_counter()
@@ -265,10 +265,13 @@ def measure_rivals(python: str, frames: np.ndarray) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--quick", action="store_true", help="one game and few repetitions")
     parser.add_argument("--reverb-python", help="interpreter that has dm-reverb and cpprb")
     arguments = parser.parse_args()
     num_steps = UNROLLS_PER_ENV * atari_layout().unroll_length + 1
-    games = {game: record_frames(game, num_steps) for game in ("breakout", "pong")}
+    names = ("breakout",) if arguments.quick else ("breakout", "pong")
+    rounds = 2 if arguments.quick else 20
+    games = {game: record_frames(game, num_steps) for game in names}
     results: dict[str, object] = {
         "machine": {
             "processor": platform.processor() or platform.machine(),
@@ -277,8 +280,8 @@ def main() -> int:
             "python": platform.python_version(),
             "numpy": np.__version__,
         },
-        "gather": measure_gather(games["breakout"]),
-        "priorities": measure_priorities(),
+        "gather": measure_gather(games["breakout"], rounds),
+        "priorities": measure_priorities(rounds),
         "memory": measure_memory(games["breakout"]),
         "compression": measure_compression(games),
     }

@@ -104,10 +104,14 @@ class Waiter:
         if waited_s > self._deadline_s:
             raise DeadlineError(f"{self._describe()}: nothing for {waited_s:.1f} s")
         if self._policy == "backoff":
-            longest_s = min(at_most_s, _LONGEST_SLEEP_S)
-            time.sleep(min(longest_s, max(_FIRST_SLEEP_S, waited_s * _SLEEP_SHARE)))
+            time.sleep(min(at_most_s, backoff_sleep_s(waited_s)))
         elif self._policy == "yield":
             os.sched_yield()
+
+
+def backoff_sleep_s(waited_s: float) -> float:
+    """Return how long a rank that has waited `waited_s` sleeps before it looks again."""
+    return min(_LONGEST_SLEEP_S, max(_FIRST_SLEEP_S, waited_s * _SLEEP_SHARE))
 
 
 def choose_wait_policy(configured: str, node_ranks: int, node_cores: int) -> WaitPolicy:

@@ -38,6 +38,7 @@ def make_policy(
         # Rank i of either acting role draws the same stream: with equal batches they act alike.
         job.seed("inference", job.role_index),
         brain.exploration(env_ids, job.num_envs),
+        job.config.inference.cuda_graphs,
     )
     quota = make_quota(job, len(env_ids))
     return ActingPolicy(*settings) if quota is None else PacedPolicy(*settings, quota=quota)

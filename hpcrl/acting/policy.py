@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hpcrl.acting.forward import make_forward
 from hpcrl.acting.initial_priority import InitialPriorities
 from hpcrl.acting.unroll import UnrollStore
-from hpcrl.brain import Brain, autocast
+from hpcrl.brain import Brain
 from hpcrl.comm.slots import Rows
 from hpcrl.comm.wire import Layout
 from hpcrl.learning.optim import FlatParameters
 from hpcrl.ops.exploration import Exploration
 from hpcrl.ops.frame_stack import FrameStacker
 from hpcrl.specs import EnvSpec
-from hpcrl.types import NetInputs
 
 
 class Decided(NamedTuple):
@@ -91,6 +91,7 @@ class Policy:
       seed: of the action sampling.
       greedy: take the likeliest action instead of a sample.
       epsilon: `<float32>[N]`, probability of an action at random, for agents that explore so.
+      graphs: use CUDA graphs where `device` is a GPU.
     """
 
     def __init__(
@@ -103,15 +104,15 @@ class Policy:
         seed: int,
         greedy: bool = False,
         epsilon: npt.NDArray[np.float32] | None = None,
+        graphs: bool = True,
     ):
-        self._brain = brain
         self._epsilon = None if epsilon is None else torch.from_numpy(epsilon).to(device)
-        self._device = device
-        self._precision = precision
-        self._greedy = greedy
         self._network = brain.make_network(seed=0).to(device).eval()
         self._flat = FlatParameters(self._network)
         self._generator = torch.Generator(device).manual_seed(seed)
+        self._forward = make_forward(
+            brain, self._network, device, precision, self._generator, greedy, graphs
+        )
         self._core_state = self._network.initial_state(num_rows).to(device)
         self._previous_action = np.zeros((num_rows, env.action.size), env.action.dtype)
         self._run_id = np.full(num_rows, -1, np.int64)
@@ -198,21 +199,12 @@ class Policy:
         previous_action = self._previous_action[ids]
         index = torch.from_numpy(ids)
         before = self._core_state[index]
-        inputs = NetInputs(
-            {path: self._tensor(leaf) for path, leaf in seen.items()},
-            self._tensor(reward),
-            self._tensor(previous_action),
-            self._tensor(start),
+        out = self._forward.act(
+            seen,
+            {"reward": reward, "previous_action": previous_action, "start": start},
+            before,
+            None if self._epsilon is None else self._epsilon[index],
         )
-        with autocast(self._precision, self._device):
-            out = self._brain.act(
-                self._network,
-                inputs,
-                before,
-                self._generator,
-                self._greedy,
-                None if self._epsilon is None else self._epsilon[index],
-            )
         action: npt.NDArray[np.generic] = out.action.cpu().numpy()
         if not final.any():
             self._core_state[index] = out.core_state
@@ -229,10 +221,6 @@ class Policy:
         fields |= {f"obs:{path}": leaf for path, leaf in observation.items()}
         self._keep(Decided(ids, fields, before, prefix), out.behaviour)
         return action
-
-    def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        """One-step time axis in front: `[1, n, ...]`."""
-        return torch.from_numpy(np.ascontiguousarray(array)[None]).to(self._device)
 
     def _keep(self, decided: Decided, behaviour: dict[str, torch.Tensor]) -> None:
         """Called with all rows that were evaluated; here nothing is kept of them."""
@@ -253,6 +241,7 @@ class ActingPolicy(Policy):
       precision: autocast of the forward pass.
       seed: of the action sampling.
       exploration: of the N environments; evaluation environments leave no unrolls.
+      graphs: use CUDA graphs where `device` is a GPU.
 
     Attributes:
       idle_rows: rows that were acted for training and left out of every unroll.
@@ -271,9 +260,12 @@ class ActingPolicy(Policy):
         precision: str,
         seed: int,
         exploration: Exploration | None = None,
+        graphs: bool = True,
     ):
         epsilon = None if exploration is None else exploration.epsilon
-        super().__init__(brain, env, len(env_ids), device, precision, seed, epsilon=epsilon)
+        super().__init__(
+            brain, env, len(env_ids), device, precision, seed, epsilon=epsilon, graphs=graphs
+        )
         window = brain.window
         self._store = UnrollStore(
             layout,

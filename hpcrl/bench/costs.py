@@ -53,24 +53,39 @@ class Costs:
         return 1e3 * cores / self.total_ms
 
 
+class Environments:
+    """One group of environments, stepped with random actions.
+
+    Attributes:
+      rows: environments of the group.
+      spec: theirs.
+    """
+
+    def __init__(self, config: Config):
+        self.rows = config.env.envs_per_actor // config.env.groups
+        self._envs = make_batch(config.env, self.rows, list(range(self.rows)))
+        self.spec = EnvSpec.from_json(self._envs.spec)
+        rng = np.random.default_rng(0)
+        self._actions = [_random_actions(self.spec, self.rows, rng) for _ in range(64)]
+        self._steps = 0
+        self._envs.reset()
+
+    def step(self) -> None:
+        """Step all of them."""
+        self._envs.step(self._actions[self._steps % 64])
+        self._steps += 1
+
+    def close(self) -> None:
+        """Release them."""
+        self._envs.close()
+
+
 def environment_ms(config: Config, seconds: float) -> tuple[EnvSpec, float]:
     """Step one group with random actions; return its spec and the cost per agent step."""
-    rows = config.env.envs_per_actor // config.env.groups
-    envs = make_batch(config.env, rows, list(range(rows)))
-    spec = EnvSpec.from_json(envs.spec)
-    rng = np.random.default_rng(0)
-    actions = [_random_actions(spec, rows, rng) for _ in range(64)]
-    envs.reset()
-    calls = 0
-
-    def step() -> None:
-        nonlocal calls
-        envs.step(actions[calls % 64])
-        calls += 1
-
-    cost = _milliseconds_per_call(step, seconds) / rows
+    envs = Environments(config)
+    cost = _milliseconds_per_call(envs.step, seconds) / envs.rows
     envs.close()
-    return spec, cost
+    return envs.spec, cost
 
 
 def _random_actions(spec: EnvSpec, rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -83,8 +98,8 @@ def _random_actions(spec: EnvSpec, rows: int, rng: np.random.Generator) -> np.nd
     return np.stack(columns, 1).astype(spec.action.dtype)
 
 
-def inference_ms(config: Config, spec: EnvSpec, rows: int, seconds: float) -> float:
-    """Choose actions for `rows` environments; return the cost per row."""
+def acting_policy(config: Config, spec: EnvSpec, rows: int) -> tuple[ActingPolicy, Rows]:
+    """Return a policy for `rows` environments and a batch of noise of them all."""
     brain = Brain(config, spec)
     core_size = brain.make_network(0).state_size
     steps = config.learner.unroll_steps
@@ -101,6 +116,12 @@ def inference_ms(config: Config, spec: EnvSpec, rows: int, seconds: float) -> fl
         truncated=np.zeros(rows, bool),
         final_observation=None,
     )
+    return policy, batch
+
+
+def inference_ms(config: Config, spec: EnvSpec, rows: int, seconds: float) -> float:
+    """Choose actions for `rows` environments; return the cost per row."""
+    policy, batch = acting_policy(config, spec, rows)
 
     def act() -> None:
         policy.act(batch)
@@ -109,18 +130,22 @@ def inference_ms(config: Config, spec: EnvSpec, rows: int, seconds: float) -> fl
     return _milliseconds_per_call(act, seconds) / rows
 
 
+def training_call(config: Config, spec: EnvSpec, learners: int) -> Callable[[], object]:
+    """Return a function that takes a learner step on one learner's share of a batch of noise."""
+    brain = Brain(config, spec)
+    kind = EpochTrainer if brain.epochs else Trainer
+    trainer = kind(brain, config.learner, SingleLearner(), _CPU, 2**62, seed=0)
+    batch = random_batch(config, spec, brain, config.learner.batch_unrolls // learners)
+    timer = StageTimer(LEARNER_STAGES)
+    return lambda: trainer.step(batch, 0, 0, timer)
+
+
 def training_ms(config: Config, spec: EnvSpec, learners: int, seconds: float) -> float:
     """Take learner steps on one learner's share of a batch; return the cost per agent step.
 
     With a replay that is per agent step stored, of which the ratio says how many there are.
     """
-    brain = Brain(config, spec)
-    kind = EpochTrainer if brain.epochs else Trainer
-    trainer = kind(brain, config.learner, SingleLearner(), _CPU, 2**62, seed=0)
-    unrolls = config.learner.batch_unrolls // learners
-    batch = random_batch(config, spec, brain, unrolls)
-    timer = StageTimer(LEARNER_STAGES)
-    call = _milliseconds_per_call(lambda: trainer.step(batch, 0, 0, timer), seconds)
+    call = _milliseconds_per_call(training_call(config, spec, learners), seconds)
     steps = unrolls_per_learner_step(config) * config.learner.unroll_steps / learners
     return call / steps
 

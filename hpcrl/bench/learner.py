@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrl.bench.ranks import BenchError, benchmark_script, run_ranks
+from hpcrl.bench.ranks import benchmark_script, run_ranks
 from hpcrl.bench.result import Chart, Result, Sheet
 from hpcrl.config.load import load_config, to_dict
 from hpcrl.config.root import Config
@@ -26,23 +26,13 @@ def bench_learner(
     """Flood one learner with unrolls; then sum gradients over `learners` ranks.
 
     Args:
-      path: the configuration, of a layout that learns without a replay.
+      path: the configuration.
       overrides: of its keys.
       seconds: of training, and of all rounds of sums about as many.
       learners: ranks that sum gradients.
       rounds: of sums.
     """
-    config = load_config(path, overrides)
-    if config.layout == "replay":
-        raise BenchError("the learner's bench needs a layout without a replay; see bench system")
-    with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as folder:
-        arguments = {
-            "config": flooded(config, seconds),
-            "run_dir": f"{folder}/run",
-            "seconds": seconds,
-        }
-        program = ("-m", "hpcrl.bench.learner_ranks")
-        found = run_ranks(program, 2, arguments, 3 * seconds + _START_S)
+    found = flood_learner(load_config(path, overrides), seconds)
     sums = run_ranks(
         [str(benchmark_script("allreduce_ranks.py"))],
         learners,
@@ -57,15 +47,32 @@ def bench_learner(
     return summarise(found, sums["cases"])
 
 
+def flood_learner(config: Config, seconds: float) -> dict[str, Any]:
+    """Let one learner train for `seconds` on all it can take; return what its ranks found."""
+    data = flooded(config, seconds)
+    with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as folder:
+        arguments = {"config": data, "run_dir": f"{folder}/run", "seconds": seconds}
+        program = ("-m", "hpcrl.bench.learner_ranks")
+        ranks = 3 if data["layout"] == "replay" else 2
+        return run_ranks(program, ranks, arguments, 3 * seconds + _START_S)
+
+
 def flooded(config: Config, seconds: float) -> dict[str, Any]:
-    """Return the configuration's data with one learner, one worker and frequent checkpoints."""
+    """Return the configuration's data with one learner, one client and frequent checkpoints.
+
+    Without a replay the client is a worker. A replay begins as soon as it has a few batches.
+    """
     data = to_dict(config)
-    agent = data["agent"] if config.agent.name == "vtrace" else {"name": "vtrace"}
-    data |= {"layout": "impala", "placement": "auto", "agent": agent}
     data["topology"] |= {"learners": 1, "inference": "auto", "actors": 1, "ranks": 0}
+    if config.layout == "replay":
+        data["topology"]["inference"] = 1
+        few = 4 * config.learner.batch_unrolls
+        data["replay"] |= {"min_size_unrolls": few, "capacity_unrolls": 2 * few + 8}
+    else:
+        data |= {"layout": "sync" if config.layout == "sync" else "impala", "placement": "local"}
     data["stop"] = {"wall_time_s": seconds}
     data["learner"]["optimizer"]["schedule"] = "constant"
-    data["checkpoint"] |= {"every_s": max(seconds / 6, 0.2), "keep": 1}
+    data["checkpoint"] |= {"every_s": max(seconds / 6, 0.2), "keep": 1, "replay": "none"}
     data["metrics"] |= {"every_s": 1.0, "tensorboard": False}
     return data
 

@@ -1,7 +1,7 @@
 """Ranks of `hpcrl bench learner`: a learner that runs the role's own loop, and floods of unrolls.
 
-Workers are the learner's clients, as in the IMPALA layout: here they send the same unroll again
-and again and take whatever weights are newer.
+The learner's clients (workers or, with a replay, an inference rank) send the same unroll again and
+again and take whatever weights are newer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcrl.agents import ReplayWindow
 from hpcrl.bench.costs import noise
 from hpcrl.bench.ranks import read_arguments, write_result
 from hpcrl.bench.seat import take_seat
@@ -24,13 +25,33 @@ from hpcrl.comm.unroll_flow import UnrollOutbox
 from hpcrl.comm.weights import WeightsSubscriber
 from hpcrl.comm.wire import Command
 from hpcrl.job import Job
+from hpcrl.learning.batches import columns
 from hpcrl.learning.optim import FlatParameters
+from hpcrl.learning.replay_buffer import ReplayBuffer
 from hpcrl.learning.sources import OnPolicyQueue, Taken
 from hpcrl.roles import learner as learners
 from hpcrl.run.run_dir import RunDir
 from hpcrl.run.stopping import StopSignal
+from hpcrl.types import UnrollBatch
 
 _WARM_UP_STEPS = 5
+
+
+class Notes:
+    """When each batch was taken, and the last of them."""
+
+    def __init__(self) -> None:
+        self.taken_s: list[float] = []
+        self.last: Taken | None = None
+
+    def keep(self, taken: Taken) -> Taken:
+        """Note a batch, whose taking began now and here."""
+        self.last = taken
+        return taken
+
+    def begin(self) -> None:
+        """Note that a batch is being taken."""
+        self.taken_s.append(time.perf_counter())
 
 
 class ObservedQueue(OnPolicyQueue):
@@ -38,14 +59,25 @@ class ObservedQueue(OnPolicyQueue):
 
     def __init__(self, job: Job):
         super().__init__(job)
-        self.taken_s: list[float] = []
-        self.last: Taken | None = None
+        self.notes = Notes()
 
     def take(self, agreed: Mapping[str, float]) -> Taken:
         """Return the oldest unrolls."""
-        self.taken_s.append(time.perf_counter())
-        self.last = super().take(agreed)
-        return self.last
+        self.notes.begin()
+        return self.notes.keep(super().take(agreed))
+
+
+class ObservedReplay(ReplayBuffer):
+    """A replay that does the same."""
+
+    def __init__(self, job: Job, window: ReplayWindow):
+        super().__init__(job, window)
+        self.notes = Notes()
+
+    def take(self, agreed: Mapping[str, float]) -> Taken:
+        """Return the drawn items."""
+        self.notes.begin()
+        return self.notes.keep(super().take(agreed))
 
 
 class ObservedLearner(learners.Learner):
@@ -68,19 +100,20 @@ def learn(job: Job, brain: Brain, seconds: float) -> dict[str, Any]:
     if job.rank == job.root:
         RunDir(job.run_dir).path.mkdir(parents=True, exist_ok=True)
     job.world.barrier()
-    source = ObservedQueue(job)
+    window = brain.window
+    source = ObservedReplay(job, window) if window else ObservedQueue(job)
     learner = ObservedLearner(job, brain, device, group, source, None)
     outcome = learners.run(learner, StopSignal())
     leave(job, learner.poll_last)
     learners.close(learner, outcome)
-    if source.last is None:
+    if source.notes.last is None:
         raise RuntimeError("the learner took no batch")
-    steps_s = np.diff(source.taken_s)[_WARM_UP_STEPS:]
+    steps_s = np.diff(source.notes.taken_s)[_WARM_UP_STEPS:]
     copied = [step - 1 - _WARM_UP_STEPS for step in learner.copied_at]
     plain = np.array([s for i, s in enumerate(steps_s) if i not in copied])
     with_copy = [float(steps_s[i]) for i in copied if 0 <= i < len(steps_s)]
     step_s = float(np.median(plain))
-    bare_s = bare_loop(job, brain, source.last, seconds / 4)
+    bare_s = bare_loop(job, brain, source.notes.last.batch, seconds / 4)
     stages = learner.timer.seconds
     return {
         "backend": learner.data_parallel.name,
@@ -92,26 +125,40 @@ def learn(job: Job, brain: Brain, seconds: float) -> dict[str, Any]:
         if with_copy
         else None,
         "checkpoints": len(with_copy),
+        "step_ms": 1e3 * step_s,
+        "agent": job.config.agent.name,
         "parameters": learner.trainer.flat.value.numel(),
         "stages": {name: total / sum(stages.values()) for name, total in stages.items()},
     }
 
 
-def bare_loop(job: Job, brain: Brain, taken: Taken, seconds: float) -> float:
-    """Seconds of a step that has its batch at hand and uses torch's own optimizer."""
+def bare_loop(job: Job, brain: Brain, batch: UnrollBatch, seconds: float) -> float:
+    """Seconds of a step that has its batch at hand and uses torch's own optimizer.
+
+    An agent of epochs takes them all, over parts of the batch in order.
+    """
     config = job.config.learner
     network = brain.make_network(0).train()
+    target = brain.make_network(0).requires_grad_(False) if brain.target_update_steps else None
     optimizer = torch.optim.Adam(network.parameters(), config.optimizer.learning_rate)
     generator = torch.Generator().manual_seed(0)
-    batch = taken.batch
 
-    def step() -> None:
+    def update(piece: UnrollBatch) -> None:
         optimizer.zero_grad()
         with autocast(config.precision, torch.device("cpu")):
-            out = brain.loss(network, batch, generator)
+            out = brain.loss(network, piece, generator, target)
         (out.loss_sum / out.count).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.max_grad_norm)
         optimizer.step()
+
+    def step() -> None:
+        if brain.epochs is None:
+            update(batch)
+            return
+        epochs, minibatches, _ = brain.epochs
+        prepared = brain.prepare(batch)
+        for chosen in np.array_split(np.arange(prepared.reward.shape[1]), minibatches) * epochs:
+            update(columns(prepared, torch.from_numpy(chosen)))
 
     return median_s(step, seconds)
 
@@ -137,9 +184,12 @@ def flood(job: Job) -> dict[str, Any]:
     for name, view in job.unroll.views(unroll).items():
         if name.startswith(("obs:", "prefix:")):
             view[...] = noise(view.shape, view.dtype.name)
+        elif name == "priority":
+            view[...] = 1.0
     sources = len(job.topology.clients_of[learner])
     outbox = UnrollOutbox(job.link, learner, job.unroll, job.credits(sources))
     version = job.unroll.views(unroll)["policy_version"]
+    index = job.unroll.views(unroll)["unroll_index"]
     network = Brain(job.config, job.env).make_network(0)
     weights = WeightsSubscriber(job.link, learner, FlatParameters(network).value.numel())
     commands = CommandReceiver(job.link, learner)
@@ -155,7 +205,8 @@ def flood(job: Job) -> dict[str, Any]:
             waiter.idle()
             continue
         waiter.progress()
-        outbox.put(unroll)
+        outbox.put(unroll.copy())
+        index += 1
     outbox.abandon()
     wait_until(lambda: outbox.in_flight == 0, waiter)
     commands.say_done()
@@ -164,6 +215,13 @@ def flood(job: Job) -> dict[str, Any]:
     commands.close()
     leave(job, lambda: None)
     return {"copies_received": received}
+
+
+def attend(job: Job) -> None:
+    """Take part in what all ranks do, as an actor whose environments nobody steps."""
+    job.link.group(job.topology.learner_ranks)
+    job.world.barrier()
+    leave(job, lambda: None)
 
 
 def leave(job: Job, serve: Callable[[], None]) -> None:
@@ -181,11 +239,16 @@ def main() -> None:
     job, brain = take_seat(arguments["config"], arguments["run_dir"])
     if job.topology.role_of[job.rank] == "learner":
         found = learn(job, brain, arguments["seconds"])
-    else:
+    elif job.rank in job.topology.learner_of:
         found = flood(job)
+    else:
+        found = {}
+        attend(job)
     parts = gather_json(job.world, found)
     if job.rank == 0:
-        write_result(arguments, {"learners": [p for p in parts if "ratio" in p], **parts[-1]})
+        learners_found = [part for part in parts if "ratio" in part]
+        copies = sum(part.get("copies_received", 0) for part in parts)
+        write_result(arguments, {"learners": learners_found, "copies_received": copies})
 
 
 if __name__ == "__main__":

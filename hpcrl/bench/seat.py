@@ -46,7 +46,8 @@ def take_seat(data: Mapping[str, Any], run_dir: str) -> tuple[Job, Brain]:
     env = EnvSpec.from_json(describe(config.env.name, config.env.options))
     brain = Brain(config, env)
     size = brain.make_network(0).state_size
-    job = Job(config, topology, link, world, Path(run_dir), 0, env, brain.behaviour, size)
+    items = brain.window.items_per_unroll if brain.window else 0
+    job = Job(config, topology, link, world, Path(run_dir), 0, env, brain.behaviour, size, items)
     return job, brain
 
 

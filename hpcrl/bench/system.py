@@ -25,6 +25,7 @@ from hpcrl.start.training import read_training_config
 from hpcrl.timing import StageTimer
 
 _COST_S = 3.0
+_STAGES = {"actor": ACTOR_STAGES, "inference": INFERENCE_STAGES, "learner": LEARNER_STAGES}
 
 
 class CpuTimes(NamedTuple):
@@ -35,7 +36,13 @@ class CpuTimes(NamedTuple):
     idle_s: float
 
 
-def bench_system(path: str, overrides: Sequence[str], seconds: float, warm_up_s: float) -> Result:
+def bench_system(
+    path: str,
+    overrides: Sequence[str],
+    seconds: float,
+    warm_up_s: float,
+    cost_s: float = _COST_S,
+) -> Result:
     """Measure costs, train, measure costs again.
 
     Args:
@@ -43,6 +50,7 @@ def bench_system(path: str, overrides: Sequence[str], seconds: float, warm_up_s:
       overrides: of its keys.
       seconds: of steady training.
       warm_up_s: of training before that.
+      cost_s: of each measurement of a cost.
 
     Raises:
       ConfigError: the configuration can't be used.
@@ -51,15 +59,15 @@ def bench_system(path: str, overrides: Sequence[str], seconds: float, warm_up_s:
     config = read_training_config(path, overrides)
     learners = 1 if config.topology.learners == "auto" else int(config.topology.learners)
     with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as folder:
-        first = measure(config, _guess_rows(config), learners, _COST_S)
+        first = measure(config, _guess_rows(config), learners, cost_s)
         run = Path(folder) / "run"
-        cpu = _train(path, overrides, run, seconds, warm_up_s)
+        cpu = train(path, overrides, run, seconds, warm_up_s)
         steady = [r for r in read_metrics(run) if r["wall_time_s"] >= warm_up_s]
         topology = json.loads(RunDir(run).topology.read_text())
     if len(steady) < 2:
         raise BenchError(f"{seconds:g} s hold no two records of metrics: give --seconds more")
-    rows = max(1, round(_mean(steady, "batch_rows")))
-    second = measure(config, rows, learners, _COST_S)
+    rows = max(1, round(mean(steady, "batch_rows")))
+    second = measure(config, rows, learners, cost_s)
     return _result(summarise(config, first, second, steady, topology, cpu))
 
 
@@ -67,7 +75,7 @@ def _guess_rows(config: Config) -> int:
     return config.env.envs_per_actor // config.env.groups
 
 
-def _train(
+def train(
     path: str, overrides: Sequence[str], run: Path, seconds: float, warm_up_s: float
 ) -> list[CpuTimes]:
     """Train; return samples of the processors' time."""
@@ -127,7 +135,8 @@ def cpu_use(
     }
 
 
-def _mean(records: Sequence[dict[str, Any]], name: str) -> float:
+def mean(records: Sequence[dict[str, Any]], name: str) -> float:
+    """Return the mean of a metric over the records that have it, 0 where none does."""
     values = [r[name] for r in records if r.get(name) is not None]
     return sum(values) / len(values) if values else 0.0
 
@@ -169,7 +178,7 @@ def summarise(
         "achieved_frames_per_s": achieved * steady[-1]["frames"] / steady[-1]["agent_steps"],
         "ratio": achieved / ideal,
         **cpu_use(cpu, steady, cores),
-        "policy_lag": _mean(steady, "policy_lag"),
+        "policy_lag": mean(steady, "policy_lag"),
         "ranks": [rank["role"] for rank in topology["ranks"]],
         "stages": shares,
         "timer_share": timer_share(shares, _marks_per_s(config, steady, topology)),
@@ -181,15 +190,18 @@ def stage_shares(
 ) -> dict[str, dict[str, float]]:
     """Return each role's share of time by stage.
 
-    Metrics count what a worker does under the names of the two roles that it is in one.
+    Metrics count what a worker does under the names of the two roles that it is in one. They hold
+    other shares, too, which are no stages.
     """
     roles = {rank["role"] for rank in topology["ranks"]}
     shares: dict[str, dict[str, float]] = {}
-    for name in steady[-1]:
-        role, _, stage = name.removesuffix("_share").partition("_")
-        if name.endswith("_share") and role in ("actor", "inference", "learner"):
+    for role, stages in _STAGES.items():
+        for stage in stages:
+            name = f"{role}_{stage}_share"
+            if name not in steady[-1]:
+                continue
             of = role if role in roles else "worker"
-            share = _mean(steady, name)
+            share = mean(steady, name)
             if of == role or share or stage == "step":
                 shares.setdefault(of, {})[stage] = share
     return shares
@@ -217,13 +229,13 @@ def _marks_per_s(config: Config, steady: Sequence[dict[str, Any]], topology: Any
     """Marks of the busiest rank while it works; those of an idle rank cost nothing."""
     acting = sum(rank["role"] in ("actor", "worker") for rank in topology["ranks"])
     group = config.env.envs_per_actor // config.env.groups
-    rows = _mean(steady, "env_steps_per_s")
+    rows = mean(steady, "env_steps_per_s")
     serving = sum(rank["role"] in ("inference", "worker") for rank in topology["ranks"])
-    batches = rows / max(_mean(steady, "batch_rows"), 1e-9) / max(serving, 1)
+    batches = rows / max(mean(steady, "batch_rows"), 1e-9) / max(serving, 1)
     return max(
         len(ACTOR_STAGES) * rows / acting / group,
         len(INFERENCE_STAGES) * batches,
-        len(LEARNER_STAGES) * _mean(steady, "learner_steps_per_s"),
+        len(LEARNER_STAGES) * mean(steady, "learner_steps_per_s"),
     )
 
 

@@ -201,6 +201,8 @@ class InferenceConfig:
     divided by its inference ranks, or with a replay what it completes during one step."""
     precision: Precision = "float32"
     """Autocast of the forward pass."""
+    cuda_graphs: bool = True
+    """On a GPU batches are padded to powers of two, each of which is captured as a CUDA graph."""
     threads: NonNegative = 0
     """torch threads of an inference rank; 0: its share of the node's cores."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 
 from hpcrl.brain import Brain, autocast
 from hpcrl.config.sections import LearnerConfig
-from hpcrl.learning.batches import part
+from hpcrl.learning.batches import parts
 from hpcrl.learning.optim import FlatParameters
+from hpcrl.node.staging import Staging
 from hpcrl.timing import StageTimer
 from hpcrl.types import UnrollBatch
 
@@ -66,6 +66,7 @@ class Backward:
         self._seed = seed
         self._bootstrap_rows = bootstrap_rows
         self._generator = torch.Generator(device)
+        self._staging = Staging(device)
 
     def run(
         self,
@@ -91,8 +92,7 @@ class Backward:
         totals: dict[str, Tensor] = {}
         priorities = []
         edges = np.linspace(0, unrolls, self._config.micro_batches + 1).astype(int)
-        for first, last in pairwise(edges):
-            piece = part(batch, int(first), int(last), self._device)
+        for piece in parts(batch, edges, self._staging):
             timer.mark("copy")
             with autocast(self._config.precision, self._device):
                 out = self._brain.loss(self._network, piece, self._generator, target)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hpcrl.node.staging import Staging
 from hpcrl.ops.frame_stack import stack_frames
 from hpcrl.replay.records import ReplaySample
 from hpcrl.specs import ArraySpec, EnvSpec
@@ -120,18 +122,32 @@ def columns(batch: UnrollBatch, chosen: torch.Tensor) -> UnrollBatch:
     )
 
 
-def part(batch: UnrollBatch, first: int, last: int, device: torch.device) -> UnrollBatch:
-    """Return unrolls `first:last` of a batch on `device`."""
+def part(batch: UnrollBatch, first: int, last: int, staging: Staging) -> UnrollBatch:
+    """Begin to bring unrolls `first:last` of a batch to a device; `staging.join` ends it."""
 
-    def rows(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[:, first:last].to(device, non_blocking=True)
+    def rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return staging.put(name, tensor[:, first:last])
 
     return UnrollBatch(
-        observation={path: rows(leaf) for path, leaf in batch.observation.items()},
-        behaviour={name: rows(leaf) for name, leaf in batch.behaviour.items()},
-        core_state=batch.core_state[first:last].to(device, non_blocking=True),
-        **{name: rows(getattr(batch, name)) for name in _ROWS},
+        observation={p: rows(f"obs:{p}", leaf) for p, leaf in batch.observation.items()},
+        behaviour={n: rows(f"behaviour:{n}", leaf) for n, leaf in batch.behaviour.items()},
+        core_state=staging.put("core_state", batch.core_state[first:last]),
+        **{name: rows(name, getattr(batch, name)) for name in _ROWS},
     )
+
+
+def parts(
+    batch: UnrollBatch, edges: npt.NDArray[np.int64], staging: Staging
+) -> Iterator[UnrollBatch]:
+    """Yield the unrolls between each two `edges`; the next are copied while one is used."""
+    following: UnrollBatch | None = None
+    for first, last in pairwise(edges.tolist()):
+        ready, following = following, part(batch, first, last, staging)
+        if ready is not None:
+            yield ready
+        staging.join()
+    if following is not None:
+        yield following
 
 
 def save_batch(path: Path, batch: UnrollBatch) -> None:

@@ -9,7 +9,7 @@ from hpcrl.config.root import Config
 from hpcrl.node.devices import detect_gpu_count, torch_backend, visible_gpus
 from hpcrl.topology import Topology
 
-_NICENESS = {"learner": 0, "inference": 2, "actor": 5, "worker": 5, "follower": 5, "evaluator": 10}
+NICENESS = {"learner": 0, "inference": 2, "actor": 5, "worker": 5, "follower": 5, "evaluator": 10}
 """Where ranks outnumber cores: the later in the data flow, the earlier a rank gets the core, as
 back-pressure slows down what comes before it anyway. Raising it needs no privilege."""
 
@@ -40,7 +40,7 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     if role in ("actor", "worker", "follower"):
         threads = 1
     if len(node.ranks) > node.num_cores > 0:
-        os.nice(_NICENESS[role])
+        os.nice(NICENESS[role])
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(threads)
     os.environ["HPCRL_THREADS"] = str(min(threads, max(node.num_cores, 1)))

@@ -5,7 +5,8 @@ import sys
 import psutil
 import pytest
 
-from hpcrl.bench import inference, learner, ranks, wire
+from hpcrl.bench import checkpoint, inference, learner, ranks, wire
+from hpcrl.config.load import load_config, parse_config
 
 
 @pytest.mark.mpi
@@ -90,6 +91,37 @@ def test_learner_steps_sums_and_stalls_are_measured():
     assert figures["all_reduce_over_library"]["mpi_library"] == 1.0
 
 
-def test_the_learners_bench_says_that_it_takes_no_replay():
-    with pytest.raises(ranks.BenchError, match="without a replay"):
-        learner.bench_learner("configs/cartpole_apex.yaml", [], 1.0, 2, 1)
+@pytest.mark.mpi
+@pytest.mark.parametrize("agent", ["ppo", "r2d2"])
+def test_the_learner_of_every_agent_is_measured(agent):
+    kinds = {"ppo": "configs/cartpole_ppo.yaml", "r2d2": "configs/memory_r2d2.yaml"}
+    found = learner.flood_learner(load_config(kinds[agent], []), 3.0)["learners"][0]
+    assert found["agent"] == agent
+    assert found["ratio"] == pytest.approx(found["steps_per_s"] / found["bare_steps_per_s"])
+    assert 0 < found["ratio"] < 3
+
+
+def test_a_flooded_learner_keeps_its_agent_and_has_one_client():
+    for name, layout in (
+        ("cartpole_vtrace", "impala"),
+        ("cartpole_impala", "impala"),
+        ("cartpole_ppo", "sync"),
+        ("cartpole_apex", "replay"),
+    ):
+        config = load_config(f"configs/{name}.yaml", [])
+        data = parse_config(learner.flooded(config, 6.0))
+        assert (data.layout, data.agent) == (layout, config.agent)
+        assert (data.topology.learners, data.topology.actors) == (1, 1)
+        assert data.checkpoint.every_s == 1.0
+
+
+def test_a_checkpoints_headline_is_its_stall_in_steps():
+    learned = {
+        **{"checkpoint_stall_steps": 0.25, "publish_share": 0.01, "step_ms": 40.0},
+        **{"checkpoints": 3, "parameters": 1000, "agent": "vtrace"},
+    }
+    found = checkpoint.summarise({"learners": [learned], "copies_received": 7})
+    assert found.ratio == 0.25
+    assert found.figures["stall_ms"] == pytest.approx(10.0)
+    with pytest.raises(ranks.BenchError, match="no checkpoint"):
+        checkpoint.summarise({"learners": [{**learned, "checkpoint_stall_steps": None}]})

@@ -51,6 +51,13 @@ def test_a_workers_time_is_shown_as_one_role():
     assert found == {"worker": {"step": 0.4, "forward": 0.5}, "learner": {"wait": 0.1}}
 
 
+def test_shares_of_other_things_are_no_stages():
+    shares = {"learner_wait_share": 0.5, "learner_most_shard_share": 0.7}
+    shares |= {"replay_most_shard_share": 0.7, "priority_stale_share": 0.1}
+    found = stage_shares(config_of(), [record(1.0, 1, **shares)], topology("learner", "actor"))
+    assert found == {"learner": {"wait": 0.5}}
+
+
 def test_the_stage_timers_share_is_nothing_without_marks_and_something_with_them():
     assert timer_share({"actor": {"step": 1.0}}, 0.0) == 0.0
     assert timer_share({"actor": {"step": 1.0}}, 1000.0) > 0.0

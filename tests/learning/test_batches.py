@@ -5,6 +5,7 @@ import torch
 
 from hpcrl.comm.wire import row_fields, unroll_layout
 from hpcrl.learning.batches import assemble, part
+from hpcrl.node.staging import Staging
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 
 UNROLL_STEPS, SLOTS, STACK = 5, 6, 3
@@ -90,7 +91,7 @@ def tensors(batch):
 def test_parts_put_together_are_the_batch():
     _, views = filled_slots()
     batch = assemble(views, np.arange(SLOTS), SPEC, BEHAVIOUR)
-    parts = [part(batch, first, last, CPU) for first, last in ((0, 1), (1, 4), (4, 6))]
+    parts = [part(batch, first, last, Staging(CPU)) for first, last in ((0, 1), (1, 4), (4, 6))]
     for whole, *pieces in zip(tensors(batch), *map(tensors, parts), strict=True):
         axis = 0 if whole is batch.core_state else 1
         assert torch.equal(torch.cat(pieces, axis), whole)
