@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from env_wrappers import EnvBatch, IsolatedBatch, Isolation, make
+from env_wrappers import EnvBatch, EnvError, IsolatedBatch, Isolation, make
 from hpcrl.config.sections import EnvConfig
 
 
@@ -39,3 +39,20 @@ def make_batch(
         config.python, config.step_timeout_s, config.start_timeout_s, config.max_restarts_per_hour
     )
     return IsolatedBatch(config.name, num_envs, seeds, options, isolation)
+
+
+def make_one(config: EnvConfig) -> EnvBatch:
+    """Make the smallest batch, to look at it: of one row, else of a whole group.
+
+    An environment of several agents takes as many rows.
+
+    Raises:
+      EnvError: it can't be made.
+    """
+    rows = config.envs_per_actor // config.groups
+    try:
+        return make_batch(config, 1, [0])
+    except EnvError:
+        if rows <= 1:
+            raise
+        return make_batch(config, rows, range(rows))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from env_wrappers import describe
+from hpcrl.acting.env_batches import make_one
 from hpcrl.brain import Brain
 from hpcrl.comm.commands import CommandSender
 from hpcrl.comm.link import wait_until
@@ -43,7 +43,9 @@ def take_seat(data: Mapping[str, Any], run_dir: str) -> tuple[Job, Brain]:
     link.wait_policy = choose_wait_policy(config.transport.wait, len(node.ranks), node.num_cores)
     torch.set_num_threads(choose_threads(config, topology, link.rank))
     keep_freed_memory()
-    env = EnvSpec.from_json(describe(config.env.name, config.env.options))
+    batch = make_one(config.env)
+    batch.close()
+    env = EnvSpec.from_json(batch.spec)
     brain = Brain(config, env)
     size = brain.make_network(0).state_size
     items = brain.window.items_per_unroll if brain.window else 0

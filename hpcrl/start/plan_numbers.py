@@ -52,10 +52,10 @@ def plan_lines(config: Config, topology: Topology) -> list[str]:
 
 
 def _build(config: Config) -> tuple[EnvSpec, Layout]:
-    from hpcrl.acting.env_batches import make_batch
+    from hpcrl.acting.env_batches import make_one
     from hpcrl.brain import Brain
 
-    batch = make_batch(config.env, 1, [0])
+    batch = make_one(config.env)
     batch.close()
     env = EnvSpec.from_json(batch.spec)
     brain = Brain(config, env)

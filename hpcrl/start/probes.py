@@ -89,16 +89,15 @@ def probe_environments() -> Finding:
 
 def probe_configured_environment(config: Config) -> Finding:
     """Make one of the configured environments and step it."""
-    from hpcrl.acting.env_batches import make_batch
+    from hpcrl.acting.env_batches import make_one
 
     name = config.env.name
     try:
         start_s = time.perf_counter()
-        rows = max(1, config.env.envs_per_actor // config.env.groups)
-        batch = make_batch(config.env, rows, range(rows))
+        batch = make_one(config.env)
         spec = EnvSpec.from_json(batch.spec)
         batch.reset()
-        batch.step(np.repeat(_some_action(spec), rows, 0))
+        batch.step(np.repeat(_some_action(spec), batch.num_envs, 0))
         batch.close()
     except Exception as error:
         return Finding(name, f"{type(error).__name__}: {error}", exit_codes.USAGE)

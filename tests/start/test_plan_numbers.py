@@ -135,3 +135,17 @@ def test_a_bound_on_the_lag_is_in_the_numbers_where_there_is_one(stale, kept):
     lines = derived_numbers(*planned(learner={"max_policy_lag": 9, "stale_unrolls": stale}))
     assert f"policy lag: at most 9 learner steps when it is trained on; {kept}" in lines
     assert not any("policy lag" in line for line in derived_numbers(*planned()))
+
+
+def test_an_environment_of_several_agents_is_looked_at_as_a_group_of_rows():
+    env = {
+        "name": "pettingzoo:simple_spread_v3",
+        "options": {"kwargs": {"N": 2}},
+        "envs_per_actor": 8,
+        "groups": 2,
+    }
+    config, topology = planned(env=env)
+    assert not any("left out" in line for line in plan_lines(config, topology))
+    config, topology = planned(env={**env, "envs_per_actor": 6})
+    lines = plan_lines(config, topology)
+    assert any("has 2 agents, each a row of the batch" in line for line in lines)
