@@ -89,6 +89,7 @@ def measure(layout: str, folder: Path, seconds: float) -> dict[str, Any]:
     records = read_metrics(run_dir)
     means = steady_means(records)
     held = [f"inference_{stage}_share" for stage in ("wait", "held", "blocked")]
+    held.append("worker_exchange_share")
     central = "actor_wait_share" in means and means["actor_wait_share"] > 0
     steps = 1 if layout == "replay" else learner["unroll_steps"]
     return {
@@ -100,7 +101,9 @@ def measure(layout: str, folder: Path, seconds: float) -> dict[str, Any]:
         "batch_steps": learner["batch_unrolls"] * steps,
         "batch_rows": means["batch_rows"],
         "learner_idle_share": means["learner_wait_share"],
-        "actor_idle_share": means["actor_wait_share"] if central else sum(map(means.get, held)),
+        "actor_idle_share": means["actor_wait_share"]
+        if central
+        else sum(means.get(name, 0.0) for name in held),
         "load": os.getloadavg()[0],
         "curve": [
             [round(r["wall_time_s"], 2), r["agent_steps"], r["mean_return_100"]]

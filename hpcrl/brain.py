@@ -78,6 +78,11 @@ class Brain:
         return agent.window(config.agent, config.learner.unroll_steps)
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the loss's metrics, of an agent whose workers compute gradients; else none."""
+        return getattr(self._agent, "metrics", ())
+
+    @property
     def target_update_steps(self) -> int:
         """Learner steps between copies to the target network; 0: there is none."""
         return getattr(self._config.agent, "target_update_steps", 0)

@@ -11,19 +11,23 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hpcrl.agents.a3c.config import A3CConfig
 from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.agents.vtrace.config import VTraceConfig
 from hpcrl.comm.link import Group, Link
 from hpcrl.comm.slots import Client
 from hpcrl.comm.team import Team
-from hpcrl.comm.wire import Layout, unroll_layout
+from hpcrl.comm.wire import Layout, gradient_layout, parameters_layout, unroll_layout
 from hpcrl.config.root import Config
 from hpcrl.specs import ArraySpec, EnvSpec
 from hpcrl.topology import Topology
+from hpcrl.topology.shards import Bounds, shard_bounds
 
 ACTOR_STAGES = ("step", "pack", "send", "wait")
 INFERENCE_STAGES = ("wait", "held", "blocked", "batch", "forward", "scatter", "unroll", "weights")
 LEARNER_STAGES = ("wait", "batch", "copy", "forward_backward", "all_reduce", "optimizer", "publish")
+GRADIENT_STAGES = ("copy", "forward_backward", "exchange")
+SERVER_STAGES = ("wait", "optimizer", "publish")
 
 _MIN_REPLAY_SLOTS = 4
 
@@ -35,7 +39,7 @@ def local_batch_unrolls(config: Config, topology: Topology) -> int:
 
 def unrolls_per_learner_step(config: Config) -> float:
     """Return how many unrolls all learners together receive for each step, on average."""
-    if isinstance(config.agent, VTraceConfig | PPOConfig):
+    if isinstance(config.agent, VTraceConfig | PPOConfig | A3CConfig):
         return config.learner.batch_unrolls
     items = config.agent.items_per_unroll(config.learner.unroll_steps)
     return config.learner.batch_unrolls / (config.replay.ratio * items)
@@ -74,6 +78,12 @@ def unroll_shares(config: Config, topology: Topology, learner: int) -> dict[int,
     batch, total = local_batch_unrolls(config, topology), sum(actors)
     edges = [batch * sum(actors[:i]) // total for i in range(len(actors) + 1)]
     return {rank: edges[i + 1] - edges[i] for i, rank in enumerate(sources)}
+
+
+def max_gradient_lag(config: Config, topology: Topology) -> int:
+    """Return how many versions a gradient may be behind the shard that it is applied to."""
+    bound = config.learner.max_gradient_lag
+    return 4 * len(topology.ranks_of("worker")) if bound == "auto" else bound
 
 
 def full_batch_rows(config: Config, rows: int) -> int:
@@ -160,18 +170,37 @@ class Job(Seat):
       behaviour: what acting records per step; empty on ranks that see no unrolls.
       core_size: S, length of the recurrent state.
       replay_items: replay items of each unroll, 0 without a replay.
+      num_parameters: P, of the flat buffer; 0 on ranks without a network.
+      metrics: names of what the loss measures, where workers compute gradients.
     """
 
     env: EnvSpec
     behaviour: Mapping[str, ArraySpec]
     core_size: int
     replay_items: int = 0
+    num_parameters: int = 0
+    metrics: tuple[str, ...] = ()
 
     @cached_property
     def unroll(self) -> Layout:
         """The unroll message."""
         steps = self.config.learner.unroll_steps
         return unroll_layout(self.env, self.behaviour, steps, self.core_size, self.replay_items)
+
+    @cached_property
+    def shards(self) -> list[Bounds]:
+        """Each learner's stretch of the flat parameters, where they share them."""
+        return shard_bounds(self.num_parameters, len(self.topology.learner_ranks))
+
+    @cached_property
+    def gradients(self) -> list[Layout]:
+        """The gradient message of each shard."""
+        return [gradient_layout(last - first, self.metrics) for first, last in self.shards]
+
+    @cached_property
+    def parameters(self) -> list[Layout]:
+        """The answer for each shard."""
+        return [parameters_layout(last - first) for first, last in self.shards]
 
     def clients(self, inference_rank: int) -> list[Client]:
         """Slots of an inference rank: every group of every one of its actors."""

@@ -19,6 +19,8 @@ class LayoutRules:
       placements: where actions may be chosen; the first is meant by `placement: auto`.
       agents: that learn in it.
       synchronous: whether acting waits for the weights of every learner step.
+      asynchronous_gradients: whether workers compute gradients, which the learners, each of which
+        holds a shard of the parameters, apply as they come.
       meaning: in one clause, for messages.
     """
 
@@ -26,6 +28,7 @@ class LayoutRules:
     agents: tuple[str, ...]
     synchronous: bool
     meaning: str
+    asynchronous_gradients: bool = False
 
 
 LAYOUTS: dict[str, LayoutRules] = {
@@ -37,6 +40,9 @@ LAYOUTS: dict[str, LayoutRules] = {
     ),
     "sync": LayoutRules(
         ("central", "local"), ("ppo",), True, "acting waits for the weights of every learner step"
+    ),
+    "async_gradient": LayoutRules(
+        ("local",), ("a3c",), False, "learners apply the workers' gradients as they come", True
     ),
     "replay": LayoutRules(
         ("central", "local"),
@@ -87,6 +93,51 @@ def check_layout(config: Config) -> None:
     if isinstance(config.agent, PPOConfig):
         _check_minibatches(config, config.agent)
     _check_lag_bound(config)
+    if rules.asynchronous_gradients:
+        _check_asynchronous(config)
+    elif config.learner.max_gradient_lag != "auto":
+        raise ValueError(
+            f"learner.max_gradient_lag {config.learner.max_gradient_lag} has no meaning in layout: "
+            f"{name}, where {rules.meaning}: leave it at auto"
+        )
+
+
+def _check_asynchronous(config: Config) -> None:
+    learner, envs = config.learner, config.env.envs_per_actor
+    if learner.max_gradient_lag == 0:
+        raise ValueError(
+            "learner.max_gradient_lag is 0: layout: async_gradient would throw away each gradient "
+            "that another worker was faster than, and be a slow layout: sync; give at least 1, or "
+            "auto for four times the number of workers"
+        )
+    if learner.batch_unrolls % envs:
+        below = learner.batch_unrolls // envs * envs
+        fitting = f"{below} or {below + envs}" if below else str(envs)
+        raise ValueError(
+            f"layout: {config.layout} takes equally many unrolls of each of a worker's {envs} "
+            f"environments (env.envs_per_actor) for a gradient, and learner.batch_unrolls "
+            f"{learner.batch_unrolls} is not a multiple of them: set it to {fitting}"
+        )
+    if learner.micro_batches > learner.batch_unrolls:
+        raise ValueError(
+            f"learner.micro_batches {learner.micro_batches} is more than learner.batch_unrolls "
+            f"{learner.batch_unrolls}: a part of a gradient would be empty"
+        )
+    if learner.precision == "float16":
+        raise ValueError(
+            f"learner.precision float16 needs a loss scale that all agree on, and in layout: "
+            f"{config.layout} no two workers agree on anything: use bfloat16 or float32"
+        )
+    if config.topology.evaluators not in ("auto", 0):
+        raise ValueError(_no_evaluators(config))
+
+
+def _no_evaluators(config: Config) -> str:
+    return (
+        f"topology.evaluators {config.topology.evaluators}: an evaluator asks one learner for "
+        f"whole weights, and in layout: {config.layout} each learner holds a shard of them: set it "
+        "to 0, and measure checkpoints with `hpcrl eval`"
+    )
 
 
 def _check_lag_bound(config: Config) -> None:
@@ -103,6 +154,12 @@ def _check_lag_bound(config: Config) -> None:
             f"learner.max_policy_lag {bound} bounds nothing in layout: replay, where items are "
             "learned from again and again while they are stored: replay.capacity_unrolls bounds "
             "their age"
+        )
+    if rules.asynchronous_gradients:
+        raise ValueError(
+            f"learner.max_policy_lag {bound} bounds nothing in layout: {config.layout}, where each "
+            "gradient is computed with the weights that acted: learner.max_gradient_lag bounds "
+            "how late it may be"
         )
     if bound == 0 and not rules.synchronous:
         raise ValueError(

@@ -73,6 +73,7 @@ class JobRun:
         self._before_step, self._after_batch = before_step, after_batch
         monkeypatch.setattr("hpcrl.roles.actor.make_batch", self._make)
         monkeypatch.setattr("hpcrl.learning.sources.assemble", self._record)
+        monkeypatch.setattr("hpcrl.learning.gradients.assemble", self._record)
         # Python allows handlers in the main thread only; the flag is set by hand here.
         monkeypatch.setattr(StopSignal, "install", self._install(self.signals))
         # What a rank does to its process: here it is the process of all tests.

@@ -46,8 +46,10 @@ def make_policy(
 
 def make_quota(job: Job, num_envs: int) -> Quota | None:
     """Return how far this rank's acting may run ahead of the weights; None: as far as credits."""
-    learner = job.config.learner
-    if rules_of(job.config).synchronous:
+    learner, rules = job.config.learner, rules_of(job.config)
+    if rules.asynchronous_gradients:
+        return VersionShares(num_envs, learner.batch_unrolls // num_envs)
+    if rules.synchronous:
         return VersionShares(num_envs, learner.batch_unrolls // job.num_envs)
     if not waits_for_weights(job.config) or learner.max_policy_lag is None:
         return None

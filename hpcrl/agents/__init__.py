@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpcrl.ops.exploration import Exploration
     from hpcrl.types import NetInputs, UnrollBatch
 
-AGENTS = ("vtrace", "ppo", "r2d2", "apex")
+AGENTS = ("vtrace", "ppo", "a3c", "r2d2", "apex")
 """Names of the agents."""
 
 REPLAY_AGENTS = ("r2d2", "apex")
@@ -127,6 +127,16 @@ class Agent(Protocol):
 
     def summarize(self, sums: dict[str, float], count: float) -> dict[str, float]:
         """Return the figures to show, from metrics summed over a global batch."""
+
+
+class GradientAgent(Agent, Protocol):
+    """An agent whose workers compute gradients.
+
+    Attributes:
+      metrics: names of the metrics of its loss, which travel with each gradient.
+    """
+
+    metrics: tuple[str, ...]
 
 
 class EpochAgent(Agent, Protocol):

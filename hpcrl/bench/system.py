@@ -18,14 +18,20 @@ from hpcrl.bench.costs import Costs, measure
 from hpcrl.bench.ranks import BenchError, end_family
 from hpcrl.bench.result import Chart, Result, Sheet
 from hpcrl.config.root import Config
-from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES, LEARNER_STAGES
+from hpcrl.job import ACTOR_STAGES, GRADIENT_STAGES, INFERENCE_STAGES, LEARNER_STAGES
+from hpcrl.layouts import rules_of
 from hpcrl.run.metrics import read_metrics
 from hpcrl.run.run_dir import RunDir
 from hpcrl.start.training import read_training_config
 from hpcrl.timing import StageTimer
 
 _COST_S = 3.0
-_STAGES = {"actor": ACTOR_STAGES, "inference": INFERENCE_STAGES, "learner": LEARNER_STAGES}
+_STAGES = {
+    "actor": ACTOR_STAGES,
+    "inference": INFERENCE_STAGES,
+    "worker": GRADIENT_STAGES,
+    "learner": LEARNER_STAGES,
+}
 
 
 class CpuTimes(NamedTuple):
@@ -57,7 +63,9 @@ def bench_system(
       BenchError: training failed, or too little of it was seen.
     """
     config = read_training_config(path, overrides)
-    learners = 1 if config.topology.learners == "auto" else int(config.topology.learners)
+    # A gradient is of one whole batch where learners hold shards.
+    alone = config.topology.learners == "auto" or rules_of(config).asynchronous_gradients
+    learners = 1 if alone else int(config.topology.learners)
     with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as folder:
         first = measure(config, _guess_rows(config), learners, cost_s)
         run = Path(folder) / "run"

@@ -61,6 +61,43 @@ class CommandSender:
         self._done.cancel()
 
 
+class StopRequester:
+    """One of several servers' end: tells the root that a stop is wanted."""
+
+    def __init__(self, link: Link, root: int):
+        self._sender = link.plane("control").sender(
+            root, Tag.STOP_WANTED, command_layout().buffer()
+        )
+        self._asked = False
+
+    def ask(self) -> None:
+        """Ask once; later calls do nothing."""
+        if not self._asked:
+            self._asked = True
+            self._sender.start()
+
+
+class StopRequests:
+    """The root's end."""
+
+    def __init__(self, link: Link, ranks: Sequence[int]):
+        self._ranks = ranks
+        buffers = command_layout().buffer(len(ranks))
+        self._receivers = link.plane("control").receivers(
+            [Incoming(rank, Tag.STOP_WANTED, buffers[i]) for i, rank in enumerate(ranks)]
+        )
+        for index in range(len(ranks)):
+            self._receivers.start(index)
+
+    def poll(self) -> list[int]:
+        """Return the ranks that ask for a stop since the last call."""
+        return [self._ranks[index] for index in self._receivers.poll()]
+
+    def close(self) -> None:
+        """Withdraw the posted receives."""
+        self._receivers.cancel()
+
+
 class CommandReceiver:
     """A client's end."""
 

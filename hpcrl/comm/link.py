@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hpcrl.timing import Pulse, Waiter, WaitPolicy
 
-PLANES = ("steps", "unrolls", "weights", "control")
+PLANES = ("steps", "unrolls", "weights", "gradients", "control")
 """One duplicated communicator each, so that planes can't match each other's messages."""
 
 Bytes = npt.NDArray[np.uint8]

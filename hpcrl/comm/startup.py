@@ -99,9 +99,7 @@ def check_fabric(link: Link, topology: Topology, deadline_s: float) -> None:
     Raises:
       FabricError: a peer did not answer; names it.
     """
-    parent = topology.parent_of[link.rank]
-    children = [r for r in range(topology.world_size) if topology.parent_of[r] == link.rank]
-    ping(link, children + ([] if parent is None else [parent]), deadline_s)
+    ping(link, topology.neighbours_of(link.rank), deadline_s)
 
 
 def ping(link: Link, peers: Sequence[int], deadline_s: float, num_bytes: int = 8) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hpcrl.comm.link import Incoming, Link
 from hpcrl.comm.wire import Layout, Tag, stats_layout
-from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES
+from hpcrl.job import ACTOR_STAGES, GRADIENT_STAGES, INFERENCE_STAGES
 from hpcrl.specs import ENV_FAILURES
 
 _EPISODES_PER_MESSAGE = 256
@@ -36,12 +36,14 @@ COUNTERS = (
     "restarts",
     "lost_actors",
     "idle_rows",
+    "dropped_gradients",
     "recorded_episodes",
     "dropped_episodes",
     "recorded_bytes",
     *(f"env_{kind}" for kind in ENV_FAILURES),
     *(f"inference_{stage}_s" for stage in INFERENCE_STAGES),
     *(f"actor_{stage}_s" for stage in ACTOR_STAGES),
+    *(f"worker_{stage}_s" for stage in GRADIENT_STAGES),
 )
 """What an acting rank counts; a message carries the increase since the previous one."""
 

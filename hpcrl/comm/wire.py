@@ -7,7 +7,7 @@ compared between all ranks at start-up, so that two ends never disagree silently
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -33,16 +33,25 @@ class Tag(IntEnum):
     DONE = 7
     ROUND = 8
     LEAVE = 9
+    GRADIENT = 10
+    PARAMETERS = 11
+    SHARD = 12
+    STOP_WANTED = 13
     STEP = 100
     REPLY = 10000
 
 
 class Command(IntEnum):
-    """What a reply asks of an actor (ACT, STOP) and a learner of its clients (STOP, then EXIT)."""
+    """What one rank tells another.
+
+    A reply asks an actor to ACT or STOP; a learner its clients to STOP, then to EXIT; the root the
+    other parameter servers for their shards (COLLECT).
+    """
 
     ACT = 0
     STOP = 1
     EXIT = 2
+    COLLECT = 3
 
 
 @dataclass(frozen=True)
@@ -203,6 +212,57 @@ def weights_layout(num_parameters: int) -> Layout:
             "version": _scalar("int64"),
             "frames": _scalar("int64"),
             "parameters": _scalar("float32", num_parameters),
+        },
+    )
+
+
+METRIC_PREFIX = "metric:"
+"""Before the name of an agent's metric among the fields of a gradient message."""
+
+
+def gradient_layout(shard_size: int, metrics: Sequence[str]) -> Layout:
+    """One shard's part of a worker's gradient, and the figures of the whole.
+
+    `version` is that of the shard that it was computed from; `num_steps` 0 only asks for the
+    parameters. What became of the worker's gradient before this one, on all shards, comes with it
+    (applied to and dropped by so many shards; the lag where it was applied).
+    """
+    return Layout(
+        "gradient",
+        {
+            **{name: _scalar("int64") for name in ("version", "num_steps")},
+            **{name: _scalar("int64") for name in ("applied", "dropped", "lag_sum", "lag_max")},
+            **{name: _scalar("float64") for name in ("loss", "grad_norm")},
+            **{f"{METRIC_PREFIX}{name}": _scalar("float64") for name in metrics},
+            "gradient": _scalar("float32", shard_size),
+        },
+    )
+
+
+def parameters_layout(shard_size: int) -> Layout:
+    """A shard as it is, and whether the gradient that it answers was applied, how late.
+
+    The lag is 0 where a gradient was not even looked at, as the run ends.
+    """
+    return Layout(
+        "parameters",
+        {
+            "version": _scalar("int64"),
+            "lag": _scalar("int64"),
+            "applied": _scalar("bool"),
+            "parameters": _scalar("float32", shard_size),
+        },
+    )
+
+
+def shard_state_layout(shard_size: int, arrays: Sequence[str]) -> Layout:
+    """A shard with its optimizer's state, for a checkpoint."""
+    return Layout(
+        "shard_state",
+        {
+            "version": _scalar("int64"),
+            "step_count": _scalar("int64"),
+            **{name: _scalar("float32", shard_size) for name in arrays},
         },
     )
 

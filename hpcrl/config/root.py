@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from hpcrl.agents.a3c.config import A3CConfig
 from hpcrl.agents.apex.config import ApexConfig
 from hpcrl.agents.ppo.config import PPOConfig
 from hpcrl.agents.r2d2.config import R2D2Config
@@ -39,6 +40,7 @@ def _agent_name(value: Any) -> Any:
 AgentConfig = Annotated[
     Annotated[VTraceConfig, Tag("vtrace")]
     | Annotated[PPOConfig, Tag("ppo")]
+    | Annotated[A3CConfig, Tag("a3c")]
     | Annotated[R2D2Config, Tag("r2d2")]
     | Annotated[ApexConfig, Tag("apex")],
     Discriminator(_agent_name),
@@ -50,11 +52,12 @@ AgentConfig = Annotated[
 class Config:
     """One training job."""
 
-    layout: Literal["seed", "impala", "sync", "replay"] = "seed"
+    layout: Literal["seed", "impala", "sync", "async_gradient", "replay"] = "seed"
     """How acting and learning are laid out: seed (central batched inference, V-trace), impala
     (workers act with their own copy of the weights, V-trace), sync (acting waits for the weights
-    of each learner step, PPO), or replay (a prioritized replay in the learners' memory, R2D2 and
-    Ape-X)."""
+    of each learner step, PPO), async_gradient (workers act and compute gradients, the learners
+    hold shards of the parameters and apply each gradient as it comes, A3C), or replay (a
+    prioritized replay in the learners' memory, R2D2 and Ape-X)."""
     placement: Literal["auto", "central", "local"] = "auto"
     """Where actions are chosen: on inference ranks (central) or by the workers that step the
     environments (local); auto: as is usual for the layout."""

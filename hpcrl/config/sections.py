@@ -125,7 +125,8 @@ class OptimizerConfig:
     """Added to the root AFTER bias correction (torch's convention; Keras adds it before, so
     its value is sqrt(1 - beta2^t) times smaller here at step t)."""
     max_grad_norm: NonNegativeFloat = 40.0
-    """Global-norm clip of the averaged gradient, after the reduction; 0: off."""
+    """Global-norm clip of the averaged gradient, after the reduction (in layout async_gradient of
+    each worker's gradient, before it is sent); 0: off."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -134,7 +135,8 @@ class LearnerConfig:
 
     batch_unrolls: Positive = 32
     """B: unrolls in the GLOBAL batch; each learner takes an equal share. With a replay these
-    are sampled items: sequences (r2d2) or single transitions (apex)."""
+    are sampled items: sequences (r2d2) or single transitions (apex). In layout async_gradient:
+    unrolls of each gradient of one worker, a multiple of `env.envs_per_actor`."""
     unroll_steps: Positive = 20
     """T: agent steps of one unroll (stored with one more row for the bootstrap)."""
     micro_batches: Positive = 1
@@ -157,6 +159,10 @@ class LearnerConfig:
     """What becomes of `max_policy_lag`: unrolls that are older are dropped and counted
     (`stale_unrolls_dropped`), or acting waits for newer weights before it begins an unroll that
     would be (`inference_held_share`, `idle_rows_per_s`)."""
+    max_gradient_lag: NonNegative | Literal["auto"] = "auto"
+    """Layout async_gradient: a gradient is dropped, and counted, where the shard has taken more
+    than this many others since the parameters that it was computed from; auto: four times the
+    number of workers."""
     threads: NonNegative = 0
     """torch threads of a learner rank; 0: its share of the node's cores."""
     check_parameters_every: NonNegative = 100

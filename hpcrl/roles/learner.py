@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import safetensors.numpy
 import torch
 
-from hpcrl import exit_codes
 from hpcrl.brain import Brain
 from hpcrl.comm.agreement import Agreement, Rule
 from hpcrl.comm.commands import CommandSender
@@ -30,22 +28,9 @@ from hpcrl.learning.trainer import StepResult, Trainer
 from hpcrl.run.bookkeeping import Bookkeeper
 from hpcrl.run.checkpoint import Checkpoint
 from hpcrl.run.counters import Counters, RollingReturns
-from hpcrl.run.stopping import Stop, StopSignal, goal_reached
+from hpcrl.run.stopping import Outcome, Stop, StopSignal, goal_reached
 from hpcrl.timing import StageTimer
 from hpcrl.types import UnrollBatch
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How training ended: the agreed vote and, on the root, the reason in words."""
-
-    stop: Stop
-    reason: str
-
-    @property
-    def exit_code(self) -> int:
-        """0 when the goal was reached, 75 to be started again."""
-        return exit_codes.DONE if self.stop is Stop.GOAL else exit_codes.REQUEUE
 
 
 def make_source(job: Job, brain: Brain) -> Source:
@@ -295,9 +280,8 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
 def close(learner: Learner, outcome: Outcome) -> None:
     """Write the last record and withdraw all receives, once every rank has finished."""
     if learner.book:
-        state = "done" if outcome.stop is Stop.GOAL else "requeue"
         reason = outcome.reason or "another learner asked for it"
-        learner.book.close(state, reason, learner.timer.seconds)
+        learner.book.close(outcome.state, reason, learner.timer.seconds)
     learner.source.close()
     learner.publisher.close()
     learner.commands.close()

@@ -143,6 +143,13 @@ def advise(means: Mapping[str, float], shape: Shape) -> Advice:
         share("inference_forward", "inference_weights") / free,
         share("inference_batch", "inference_scatter", "inference_unroll") / free,
     )
+    gradients = share("worker_copy", "worker_forward_backward")
+    if gradients > max(work):
+        return Advice(
+            "learner",
+            f"{learner}, workers compute gradients {gradients:.0%} of theirs, {work.text}",
+            f"raise {shape.more('actors', 'worker', 1 / max(1 - waits, 1e-3))}, on more cores",
+        )
     return _acting(f"{learner}, {work.text}", work, 1 / max(1 - waits, 1e-3), shape)
 
 
@@ -206,7 +213,14 @@ def freshness_lines(means: Mapping[str, float], newest: Mapping[str, Any]) -> li
       newest: the last record, for totals.
     """
     lines = []
-    if means.get("policy_lag", 0.0) > 0:
+    if means.get("gradient_lag") is not None:
+        most, lost = newest.get("gradient_lag_max") or 0, newest.get("dropped_gradients") or 0
+        lines.append(
+            f"gradient lag: {means['gradient_lag']:.1f} versions of a shard, at most {most:.0f}, "
+            f"{lost:.0f} gradients dropped; learner.max_gradient_lag bounds it, fewer "
+            "topology.actors lower it"
+        )
+    elif means.get("policy_lag", 0.0) > 0:
         lines.append(
             f"policy lag: {means['policy_lag']:.1f} learner steps, at most "
             f"{newest.get('policy_lag_max') or 0:.0f}; lower it with learner.max_policy_lag, "

@@ -13,7 +13,7 @@ from typing import Any
 from hpcrl.comm.rounds import RoundCollector
 from hpcrl.comm.stats import StatsCollector
 from hpcrl.config.root import Config
-from hpcrl.job import ACTOR_STAGES, INFERENCE_STAGES
+from hpcrl.job import ACTOR_STAGES, GRADIENT_STAGES, INFERENCE_STAGES
 from hpcrl.run.checkpoint import CheckpointError, Snapshot
 from hpcrl.run.checkpoint_writer import CheckpointWriter
 from hpcrl.run.counters import Counters, Meter, RollingReturns
@@ -289,10 +289,14 @@ class Bookkeeper:
         if self._config.recording.enabled:
             recorded = ("recorded_episodes", "dropped_episodes", "recorded_bytes")
             values |= {name: self._collector.totals[name] for name in recorded}
-        for role, count, names in (
+        roles = [
             ("actor", num_actors, ACTOR_STAGES),
             ("inference", num_inference, INFERENCE_STAGES),
-        ):
+        ]
+        if topology.sharded:
+            roles.append(("worker", num_workers, GRADIENT_STAGES))
+            values["dropped_gradients"] = self._collector.totals["dropped_gradients"]
+        for role, count, names in roles:
             values |= {f"{role}_{s}_share": rate[f"{role}_{s}_s"] / count for s in names}
         values |= {f"learner_{s}_share": rate[f"learner_{s}_s"] for s in stages}
         return values

@@ -40,6 +40,7 @@ MAY_CHANGE = (
     "learner.micro_batches",
     "learner.max_policy_lag",
     "learner.stale_unrolls",
+    "learner.max_gradient_lag",
     "replay.capacity_unrolls",
     "replay.compression",
     "replay.memory_bytes",

@@ -6,7 +6,9 @@ import signal
 import time
 from enum import IntEnum
 from types import FrameType
+from typing import NamedTuple
 
+from hpcrl import exit_codes
 from hpcrl.config.sections import StopConfig
 from hpcrl.run.counters import Counters, RollingReturns
 
@@ -17,6 +19,23 @@ class Stop(IntEnum):
     NO = 0
     REQUEUE = 1
     GOAL = 2
+
+
+class Outcome(NamedTuple):
+    """How training ended: the agreed vote and, on the root, the reason in words."""
+
+    stop: Stop
+    reason: str
+
+    @property
+    def exit_code(self) -> int:
+        """0 when the goal was reached, 75 to be started again."""
+        return exit_codes.DONE if self.stop is Stop.GOAL else exit_codes.REQUEUE
+
+    @property
+    def state(self) -> str:
+        """What STATUS.json says of the run."""
+        return "done" if self.stop is Stop.GOAL else "requeue"
 
 
 class StopSignal:

@@ -48,16 +48,20 @@ from hpcrl.specs import EnvSpec
 from hpcrl.start.plan_numbers import derived_numbers
 from hpcrl.timing import choose_wait_policy
 from hpcrl.topology import ROLES, RoleDemand, Topology, TopologyError, node_map, plan_topology
+from hpcrl.topology.shards import shard_bounds
 
 _ABORT_S = 10.0
 
 
 def demand_of(config: Config) -> RoleDemand:
     """What the layout asks of the topology."""
+    sharded = rules_of(config).asynchronous_gradients
     return RoleDemand(
         placement_of(config),
-        batch_unrolls=config.learner.batch_unrolls,
+        learner_device="cpu" if sharded else "auto",
+        batch_unrolls=None if sharded else config.learner.batch_unrolls,
         ranks_per_env=config.env.ranks_per_env,
+        sharded=sharded,
     )
 
 
@@ -225,6 +229,8 @@ def _plan(config: Config, facts: list[dict[str, Any]]) -> Topology:
 
 def check_shares(config: Config, topology: Topology) -> None:
     """Raise ConfigError unless each learner's share of the batch can be had."""
+    if topology.sharded:
+        return  # a gradient is one worker's own
     unrolls, queue = config.learner.batch_unrolls, config.learner.queue_unrolls
     learners = len(topology.learner_ranks)
     if unrolls % learners:
@@ -291,8 +297,9 @@ def _connect(start: Start, job: Job, has_unrolls: bool, own_spec: EnvSpec | None
     spec = own_spec or job.env
     steps = digest(step_layout(spec, rows, 0), reply_layout(spec, rows))
     check_same(job.world, "step messages", steps, start.labels)
-    unrolls = job.unroll.digest if has_unrolls else 0
-    check_same(job.world, "unrolls", unrolls, start.labels)
+    messages = (job.unroll, *(job.gradients if job.topology.sharded and has_unrolls else ()))
+    unrolls = digest(*messages) if has_unrolls else 0
+    check_same(job.world, "unrolls and gradients", unrolls, start.labels)
     check_fabric(job.link, job.topology, job.config.transport.start_deadline_s)
 
 
@@ -351,6 +358,7 @@ def _prepare_actor(start: Start, role: str) -> Callable[[], int]:
 
 def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
     from hpcrl.brain import Brain
+    from hpcrl.learning.optim import FlatParameters
     from hpcrl.node.torch_device import rank_device
 
     seat, config = start.seat, start.seat.config
@@ -361,21 +369,23 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
         agree_to_start(seat.world, seat.link.label, None)
     env = _share_spec(start, groups[0].spec if role == "worker" else None)
 
-    def build() -> tuple[Brain, int, int]:
+    def build() -> tuple[Brain, Job]:
         brain = Brain(config, env)
-        items = brain.window.items_per_unroll if brain.window else 0
-        return brain, brain.make_network(0).state_size, items
+        network = brain.make_network(0)
+        job = Job(
+            **vars(seat),
+            env=env,
+            behaviour=brain.behaviour,
+            core_size=network.state_size,
+            replay_items=brain.window.items_per_unroll if brain.window else 0,
+            num_parameters=FlatParameters(network).value.numel(),
+            metrics=brain.metrics,
+        )
+        if seat.topology.sharded:
+            shard_bounds(job.num_parameters, len(seat.topology.learner_ranks))
+        return brain, job
 
-    brain, core_size, replay_items = _attempt(
-        seat.world, seat.link.label, exit_codes.USAGE, (ValueError,), build
-    )
-    job = Job(
-        **vars(seat),
-        env=env,
-        behaviour=brain.behaviour,
-        core_size=core_size,
-        replay_items=replay_items,
-    )
+    brain, job = _attempt(seat.world, seat.link.label, exit_codes.USAGE, (ValueError,), build)
     device = rank_device(seat.topology, seat.rank)
     if seat.rank == seat.root:
         print("\n".join(derived_numbers(config, seat.topology, env, job.unroll)), flush=True)
@@ -389,6 +399,10 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
                 from hpcrl.roles import inference
 
                 inference.run(job, brain, device)
+            elif role == "worker" and seat.topology.sharded:
+                from hpcrl.roles import gradient_worker
+
+                gradient_worker.run(job, brain, device, groups)
             elif role == "worker":
                 from hpcrl.roles import worker
 
@@ -402,6 +416,8 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
         return run
     if group is None:
         raise RuntimeError("a learner belongs to the learners' group")
+    if seat.topology.sharded:
+        return _prepare_server(start, job, brain, group)
     return _prepare_learner(start, job, brain, device, group)
 
 
@@ -425,12 +441,25 @@ def _prepare_learner(
         (ValueError,),
         lambda: learners.Learner(job, brain, device, group, source, start.checkpoint),
     )
-    return lambda: _learn(start, job, learner)
+    return lambda: _learn(start, job, learner, learners)
 
 
-def _learn(start: Start, job: Job, learner: Any) -> int:
-    from hpcrl.roles import learner as learners
+def _prepare_server(start: Start, job: Job, brain: Any, group: Group) -> Callable[[], int]:
+    from hpcrl.roles import parameter_server as servers
 
+    agree_to_start(job.world, job.link.label, None)  # other learners' sources of batches
+    server = _attempt(
+        job.world,
+        job.link.label,
+        exit_codes.USAGE,
+        (ValueError,),
+        lambda: servers.ParameterServer(job, brain, group, start.checkpoint),
+    )
+    return lambda: _learn(start, job, server, servers)
+
+
+def _learn(start: Start, job: Job, learner: Any, learners: Any) -> int:
+    """Run a learner by the module of its role."""
     outcome = learners.run(learner, start.signal)
     code = leave(job, outcome.exit_code, learner.group, learner.poll_last)
     learners.close(learner, outcome)

@@ -9,6 +9,7 @@ from hpcrl.job import (
     credit_unrolls,
     full_batch_rows,
     local_batch_unrolls,
+    max_gradient_lag,
     queue_slots_per_source,
     unrolls_per_learner_step,
 )
@@ -33,7 +34,8 @@ def derived_numbers(
     frame_skip = env.frame_skip if env else None
     lines = [_environments(config, topology), _learner_step(config, topology, frame_skip)]
     lines += _inference_batch(config, topology)
-    lines.append(_unrolls(config, topology, unroll))
+    if not topology.sharded:
+        lines.append(_unrolls(config, topology, unroll))
     lines += _lag_bound(config)
     lines += _evaluation(config, topology)
     lines += _end(config, frame_skip)
@@ -79,6 +81,13 @@ def _learner_step(config: Config, topology: Topology, frame_skip: int | None) ->
         return _replay_step(config, topology, frame_skip)
     unrolls, steps = config.learner.batch_unrolls, config.learner.unroll_steps
     frames = f" = {unrolls * steps * frame_skip:,} frames" if frame_skip else ""
+    if topology.sharded:
+        shards = len(topology.learner_ranks)
+        return (
+            f"a gradient of a worker: {unrolls} unrolls x {steps} = {unrolls * steps:,} agent "
+            f"steps{frames}, sent in {shards} shard{'s' if shards > 1 else ''}; dropped where "
+            f"it is more than {max_gradient_lag(config, topology)} versions behind"
+        )
     share = local_batch_unrolls(config, topology)
     return (
         f"a learner step: {unrolls} unrolls x {steps} = {unrolls * steps:,} agent steps{frames}; "

@@ -88,6 +88,8 @@ class RoleDemand:
         any number of learners will do.
       ranks_per_env: P, ranks that step one environment together: an acting rank, which leads,
         and P-1 followers.
+      sharded: each learner holds a shard of the parameters, so that each worker talks to all of
+        them; there are no evaluators.
     """
 
     placement: Placement = "central"
@@ -95,6 +97,7 @@ class RoleDemand:
     inference_device: DeviceNeed = "auto"
     batch_unrolls: int | None = None
     ranks_per_env: int = 1
+    sharded: bool = False
 
     @property
     def acting_role(self) -> Role:
@@ -112,7 +115,8 @@ class RoleDemand:
         followers: tuple[Role, ...] = ("follower",) if self.ranks_per_env > 1 else ()
         if self.placement == "central":
             return ("learner", "inference", "actor", *followers, "evaluator")
-        return ("learner", "worker", *followers, "evaluator")
+        evaluators: tuple[Role, ...] = () if self.sharded else ("evaluator",)
+        return ("learner", "worker", *followers, *evaluators)
 
     def weight(self, role: Role) -> int:
         """Return the ranks that one of `role` takes, its followers included."""

@@ -188,7 +188,9 @@ def _least(role: Role, counts: Counts, demand: RoleDemand) -> int:
         return 1
     if role == "inference":
         return max(1, counts.get("learner", 1))
-    return max(1, counts.get(demand.server_role, 1)) if role == demand.acting_role else 0
+    if role != demand.acting_role:
+        return 0
+    return 1 if demand.sharded else max(1, counts.get(demand.server_role, 1))
 
 
 def _most(role: Role, counts: Counts, demand: RoleDemand) -> int | None:
@@ -222,7 +224,9 @@ def _check(
     if counts["learner"] < 1:
         raise TopologyError(f"{equation}: a run needs at least one learner")
     for server, client in pairwise(chain):
-        if counts[client] < counts[server]:
+        if demand.sharded and counts[client] < 1:
+            raise TopologyError(f"{equation}: a run needs at least one worker")
+        if counts[client] < counts[server] and not demand.sharded:
             raise TopologyError(
                 f"{equation}: each of the {_label(server)} ({counts[server]}) needs at least "
                 f"one of the {_label(client)} ({counts[client]}) for itself"
@@ -257,7 +261,7 @@ def _check_teams(
 ) -> None:
     if demand.ranks_per_env == 1:
         return
-    if counts["evaluator"]:
+    if counts.get("evaluator", 0):
         raise TopologyError(
             f"{equation}: an evaluator steps its environments alone, and env.ranks_per_env is "
             f"{demand.ranks_per_env}: set topology.evaluators to 0"

@@ -53,7 +53,9 @@ def _gpu_notes(topology: Topology, demand: RoleDemand) -> list[str]:
             f"left for them (the first is rank {first}, {topology.role_of[first]}); "
             "topology.allow_gpu_sharing lets them share one"
         )
-    if len(used) < num_gpus:
+    if topology.sharded:
+        notes.append(f"{num_gpus} GPUs are unused: in this layout workers and learners use the CPU")
+    elif len(used) < num_gpus:
         notes.append(
             f"{num_gpus - len(used)} of {num_gpus} GPUs are unused; more learners or inference "
             "ranks would use them"
@@ -75,6 +77,8 @@ def _cell_notes(topology: Topology, demand: RoleDemand) -> list[str]:
             f"the root learner is rank {topology.root_learner}, not rank 0; it writes the run "
             "directory"
         )
+    if topology.sharded:
+        return notes
     acting = Counter(topology.cell_of[rank] for rank in topology.ranks_of(demand.acting_role))
     fewest, most = min(acting.values()), max(acting.values())
     if most > UNEVEN_CELLS * fewest:

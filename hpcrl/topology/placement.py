@@ -176,7 +176,7 @@ def place_roles(
     if demand.placement == "central":
         placer.put_beside_learners(counts["inference"])
         placer.spread("inference", counts["inference"])
-    placer.put_evaluators(counts["evaluator"])
+    placer.put_evaluators(counts.get("evaluator", 0))
     leader_of: dict[int, int] = {}
     if demand.ranks_per_env > 1:
         leader_of = placer.put_teams(demand.acting_role, demand.ranks_per_env)

@@ -48,6 +48,7 @@ def plan_topology(
         node_of=tuple(node_of),
         device_of=device_of,
         parent_of=_parents(role_of, node_of, leader_of),
+        sharded=demand.sharded,
     )
     return replace(topology, notes=notes_of(topology, demand))
 

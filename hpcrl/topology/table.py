@@ -41,11 +41,19 @@ def table_rows(topology: Topology) -> list[tuple[str, ...]]:
                 ROLES[role_order],
                 format_ranks(indices),
                 str(topology.cell_of[ranks[0]]),
-                "-" if parent < 0 else f"{parent}{' (other node)' if away else ''}",
+                _served_by(topology, role_order, parent, away),
                 "cpu" if device < 0 else f"gpu {device}",
             )
         )
     return rows
+
+
+def _served_by(topology: Topology, role_order: int, parent: int, away: bool) -> str:
+    if parent < 0:
+        return "-"
+    if topology.sharded and ROLES[role_order] == "worker":
+        return format_ranks(topology.learner_ranks)
+    return f"{parent}{' (other node)' if away else ''}"
 
 
 def summary_lines(topology: Topology) -> list[str]:
@@ -57,13 +65,17 @@ def summary_lines(topology: Topology) -> list[str]:
     ]
     if topology.placement == "central":
         served, what = topology.actors_of, "actors per inference rank"
+    elif topology.sharded:
+        workers = topology.ranks_of("worker")
+        served, what = dict.fromkeys(topology.learner_ranks, workers), "workers of every learner"
     else:
         served, what = topology.clients_of, "workers per learner"
     loads = [len(ranks) for ranks in served.values()]
     between = sum(
-        1
-        for rank, parent in enumerate(topology.parent_of)
-        if parent is not None and topology.node_of[parent] != topology.node_of[rank]
+        topology.node_of[other] != topology.node_of[rank]
+        for rank in range(topology.world_size)
+        for other in topology.neighbours_of(rank)
+        if other < rank
     )
     used = {
         (topology.node_of[rank], device)

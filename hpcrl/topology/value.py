@@ -29,6 +29,8 @@ class Topology:
       parent_of: the rank that serves each rank: follower to the actor or worker that leads it;
         actor to inference rank; inference rank, worker and evaluator to learner; None for
         learners.
+      sharded: whether each learner holds a shard of the parameters; then each worker talks to
+        all learners, and the cells say only who starts and leaves with whom.
       notes: what the user should know about this layout, one sentence each.
     """
 
@@ -38,6 +40,7 @@ class Topology:
     node_of: tuple[int, ...]
     device_of: tuple[int | None, ...]
     parent_of: tuple[int | None, ...]
+    sharded: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -112,6 +115,19 @@ class Topology:
         """Return the world ranks of `role`, ascending."""
         return tuple(rank for rank, played in enumerate(self.role_of) if played == role)
 
+    def neighbours_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that a rank exchanges messages with, but for learners among each other.
+
+        They are its parent and its children; where parameters are sharded, workers have all
+        learners.
+        """
+        tree = {self.parent_of[rank]} - {None}
+        tree |= {other for other, parent in enumerate(self.parent_of) if parent == rank}
+        mesh = {"worker": self.learner_ranks, "learner": self.ranks_of("worker")}
+        if self.sharded:
+            tree |= set(mesh.get(self.role_of[rank], ()))
+        return tuple(sorted(other for other in tree if other is not None))
+
     def host_of(self, rank: int) -> str:
         """Return the name of the rank's node."""
         return self.nodes[self.node_of[rank]].host
@@ -125,6 +141,7 @@ class Topology:
         return {
             "world_size": self.world_size,
             "placement": self.placement,
+            "sharded": self.sharded,
             "nodes": [
                 {"host": n.host, "num_gpus": n.num_gpus, "num_cores": n.num_cores}
                 for n in self.nodes

@@ -176,7 +176,7 @@ def test_an_unknown_key_gets_a_suggestion(text, expected, tmp_path):
         ("network: {core: gru}", "network.core must be 'none' or 'lstm', got 'gru'"),
         (
             "agent: {name: dqn}",
-            "agent.name must be 'vtrace' or 'ppo' or 'r2d2' or 'apex', got 'dqn'",
+            "agent.name must be 'vtrace' or 'ppo' or 'a3c' or 'r2d2' or 'apex', got 'dqn'",
         ),
         ("learner:", "learner must be a section with keys of its own, got None"),
         (

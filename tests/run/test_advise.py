@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks.bottlenecks import RUNS, config_of
-from hpcrl.run.advise import Shape, advice_lines, advise, steady_means
+from hpcrl.run.advise import Shape, advice_lines, advise, freshness_lines, steady_means
 from hpcrl.run.run_dir import RunDirError
 from tests.job_runner import run_to_end
 
@@ -71,6 +71,28 @@ def write(folder, records, **files):
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_workers_that_mostly_compute_gradients_are_what_the_servers_wait_for():
+    means = {
+        "learner_wait_share": 0.9,
+        "worker_forward_backward_share": 0.5,
+        "inference_forward_share": 0.3,
+        "actor_step_share": 0.2,
+    }
+    shape = Shape("async_gradient", True, {"worker": 4})
+    bottleneck, figures, change = advise(means, shape)
+    assert bottleneck == "learner"
+    assert "workers compute gradients 50% of theirs" in figures
+    assert "topology.actors (from 4 to" in change
+    stepping = {**means, "actor_step_share": 0.7}
+    assert advise(stepping, shape).bottleneck == "environments"
+
+
+def test_the_lag_of_gradients_is_told_with_what_it_cost():
+    means = {"gradient_lag": 2.25, "policy_lag": 2.0}
+    (line,) = freshness_lines(means, {"gradient_lag_max": 7, "dropped_gradients": 3.0})
+    assert "gradient lag: 2.2 versions of a shard, at most 7, 3 gradients dropped" in line
+
+
 def test_the_side_that_others_wait_for_is_named_with_figures_and_a_knob(case):
     means, shape = CASES[case]
     advice = advise(means, shape)

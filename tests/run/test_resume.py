@@ -36,6 +36,7 @@ FREE_KEYS = (
     "learner.micro_batches",
     "learner.max_policy_lag",
     "learner.stale_unrolls",
+    "learner.max_gradient_lag",
     "env.envs_per_actor",
     "env.groups",
     "env.ranks_per_env",

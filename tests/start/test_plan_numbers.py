@@ -8,6 +8,7 @@ from hpcrl.comm.wire import unroll_layout
 from hpcrl.config.load import parse_config
 from hpcrl.job import credit_unrolls, full_batch_rows, queue_slots_per_source
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
+from hpcrl.start.launch import demand_of
 from hpcrl.start.plan_numbers import derived_numbers, plan_lines
 from hpcrl.topology import plan_topology, uniform_node_map
 
@@ -64,6 +65,18 @@ def test_a_replay_step_stores_the_batch_divided_by_the_ratio():
     assert "1,000,000 agent steps are 31,250 learner steps" in "\n".join(
         derived_numbers(config, topology)
     )
+
+
+def test_a_gradient_is_one_workers_own():
+    sections = {"layout": "async_gradient", "agent": {"name": "a3c"}}
+    config = parse_config({**SECTIONS, "topology": {"learners": 2, "actors": 14}, **sections})
+    topology = plan_topology(config.topology, uniform_node_map(1, 16), demand_of(config))
+    lines = derived_numbers(config, topology, SPEC, unroll_layout(SPEC, {}, 20, 0))
+    assert lines[1] == (
+        "a gradient of a worker: 24 unrolls x 20 = 480 agent steps = 1,920 frames, sent in 2 "
+        "shards; dropped where it is more than 56 versions behind"
+    )
+    assert not any("queue" in line for line in lines)
 
 
 def test_without_the_environment_frames_and_bytes_are_left_out():

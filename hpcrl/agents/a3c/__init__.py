@@ -1,0 +1,1 @@
+"""Asynchronous advantage actor-critic: A3C, Mnih et al. 2016, arXiv:1602.01783."""
