@@ -27,13 +27,20 @@ EXTRAS = {
     # One of each environment family, as env_wrappers/families.py has it.
     "atari": ["ale-py>=0.12.1"],
     "box2d": ["gymnasium[box2d]>=1.1"],
+    "brax": ["brax>=0.12"],
+    "craftax": ["craftax>=1.5"],
     # dm_control asks for an older MuJoCo than the extra mujoco: an environment of its own.
     "dm_control": ["dm-control>=1.0.20", "shimmy>=2", "mujoco<4", "packaging", "imageio"],
+    "dmlab": ["dmlab-gym>=0.2"],
     "envpool": ["envpool>=1.2"],
+    "football": ["gfootball==2.10.2", "gym==0.25.2", "six"],
+    "gymnax": ["gymnax>=0.0.9", "six"],
     "minatar": ["minatar>=1.0.15"],
     "minigrid": ["minigrid>=3.0"],
     "mujoco": ["gymnasium[mujoco]>=1.1"],
+    "nethack": ["nle>=1.3", "minihack>=1.0.2"],
     "pettingzoo": ["pettingzoo>=1.25", "mpe2>=0.1"],
+    "vizdoom": ["vizdoom>=1.3"],
     # `hpcrl export --format minari`; mp4 videos where the system has no ffmpeg.
     "export": ["minari>=0.5.4"],
     "video": ["imageio-ffmpeg>=0.6"],

@@ -62,7 +62,9 @@ def child_environment(environ: Mapping[str, str], foreign: bool) -> dict[str, st
       environ: of this process.
       foreign: the child runs under another interpreter, which finds its own home.
     """
-    kept = {k: v for k, v in environ.items() if not k.startswith(_LAUNCHER_PREFIXES)}
+    kept = {
+        k: v for k, v in environ.items() if not k.startswith(_LAUNCHER_PREFIXES) or k == "HPCRL_GPU"
+    }
     if foreign:
         kept.pop("PYTHONHOME", None)
     return kept

@@ -34,11 +34,15 @@ class Family:
       rows_per_env: consecutive rows of a batch that are one environment.
       limit: the option that cuts episodes off, and its units per agent step.
       threads: the option with the number of threads of a batch, where there is one.
+      waiting_threads: threads that each environment has besides, which wait for a process.
       modes: the values of its option `autoreset_mode`, where it has one.
       renders: `make_env` gives frames with render_mode "rgb_array".
       in_default: `make env` installs it.
       conflicts: why its packages can't live beside hpcrl's own; then `make envs` gives it an
         interpreter of its own, for `env.python`. Empty where they can.
+      builder: script that builds it from source and installs it into the interpreter given to it,
+        from the repository's root; `make envs` runs it instead of pip.
+      by_hand: `make envs` leaves it out; the note says what to do.
       note: what else a user must know.
     """
 
@@ -53,10 +57,13 @@ class Family:
     rows_per_env: int = 1
     limit: tuple[str, int] = ("", 1)
     threads: str = ""
+    waiting_threads: int = 0
     modes: tuple[str, ...] = ()
     renders: bool = False
     in_default: bool = False
     conflicts: str = ""
+    builder: str = ""
+    by_hand: bool = False
     note: str = ""
 
     @property
@@ -67,6 +74,8 @@ class Family:
     @property
     def install_command(self) -> str:
         """The command that installs it; empty where nothing is needed."""
+        if self.builder:
+            return f"{self.builder} PYTHON"
         quoted = " ".join(f"'{requirement}'" for requirement in self.requirements)
         return f"pip install {quoted}" if quoted else ""
 
@@ -181,6 +190,78 @@ FAMILIES = (
         limit=_STEPS,
         conflicts="it needs MuJoCo below 4",
         note="rendering needs MUJOCO_GL=egl and the system's EGL libraries",
+    ),
+    Family(
+        key="gymnax",
+        about="classic control, bsuite and MinAtar as batches in JAX",
+        module="gymnax",
+        requirements=("gymnax>=0.0.9", "six"),
+        packages=("gymnax",),
+        example="CartPole-v1",
+        limit=_STEPS,
+        note="one compiled call steps the whole batch: give an actor hundreds of environments",
+    ),
+    Family(
+        key="brax",
+        about="Brax: rigid bodies as batches in JAX",
+        module="brax",
+        requirements=("brax>=0.12",),
+        packages=("brax",),
+        example="inverted_pendulum",
+        limit=_STEPS,
+        note="compiles for half a minute and more when it is made",
+    ),
+    Family(
+        key="craftax",
+        about="Craftax and Craftax-Classic (Crafter) as batches in JAX",
+        module="craftax",
+        requirements=("craftax>=1.5",),
+        packages=("craftax",),
+        example="Craftax-Classic-Symbolic-v1",
+        limit=_STEPS,
+        note="compiles for half a minute and more when it is made",
+    ),
+    Family(
+        key="football",
+        about="Google Research Football",
+        module="football",
+        requirements=("gfootball==2.10.2", "gym==0.25.2", "six"),
+        packages=("gfootball",),
+        example="academy_empty_goal_close",
+        limit=_STEPS,
+        builder="slurm/install/build_gfootball.sh",
+        note="Python 3.10 or 3.11; its engine compiles for some twelve minutes on 2 cores",
+    ),
+    Family(
+        key="vizdoom",
+        about="ViZDoom: first-person shooting, screens and game variables",
+        module="vizdoom",
+        requirements=("vizdoom>=1.3",),
+        packages=("vizdoom",),
+        example="VizdoomBasic-v1",
+        limit=_STEPS,
+        waiting_threads=1,
+        renders=True,
+    ),
+    Family(
+        key="nethack",
+        about="the NetHack Learning Environment and MiniHack",
+        module="nethack",
+        requirements=("nle>=1.3", "minihack>=1.0.2"),
+        packages=("nle", "minihack"),
+        example="NetHackScore-v0",
+        limit=_STEPS,
+        conflicts="nle needs gymnasium 1.2",
+    ),
+    Family(
+        key="dmlab",
+        about="DeepMind Lab, through dmlab-gym",
+        module="dmlab",
+        requirements=("dmlab-gym>=0.2",),
+        packages=("dmlab-gym",),
+        conflicts="dmlab-gym needs Python 3.13",
+        by_hand=True,
+        note="its engine is built by `dmlab-gym build`, with Podman or Docker and the internet",
     ),
     Family(
         key="synthetic",

@@ -19,7 +19,10 @@ _EVERYWHERE = ("numpy", "gymnasium")
 
 
 def install(family: Family, constraints: Path, folder: Path) -> str:
-    """Install one family; return where, or raise `subprocess.CalledProcessError`."""
+    """Install one family; return where, or raise `subprocess.CalledProcessError` or OSError."""
+    if family.builder:
+        subprocess.run([family.builder, sys.executable], check=True)
+        return "beside hpcrl"
     if not family.conflicts:
         _pip(Path(sys.executable), "-c", str(constraints), *family.requirements)
         return "beside hpcrl"
@@ -41,15 +44,18 @@ def main(arguments: list[str]) -> int:
     for family in FAMILIES:
         if not family.requirements or (keys and family.key not in keys):
             continue
+        if family.by_hand:
+            print(f"{family.key}: by hand: {family.note}", flush=True)
+            continue
         if not keys and family.versions() is not None:
             continue
         print(f"{family.key}: {' '.join(family.requirements)}", flush=True)
         try:
             where = install(family, Path(constraints), Path(folder).absolute())
             print(f"{family.key}: installed, {where}", flush=True)
-        except subprocess.CalledProcessError as error:
+        except (subprocess.CalledProcessError, OSError) as error:
             failed.append(family.key)
-            print(f"{family.key}: pip failed with {error.returncode}", file=sys.stderr, flush=True)
+            print(f"{family.key}: {error}", file=sys.stderr, flush=True)
     if failed:
         print(f"not installed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -6,7 +6,7 @@ import glob
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -88,6 +88,24 @@ def choose_device(
             "request GPUs per node (--gpus-per-node), not per task, or add --gpu-bind=none"
         )
     return visible[index]
+
+
+def announce_gpu(index: int | None, environ: MutableMapping[str, str]) -> None:
+    """Tell the environments of this rank which GPU it has: its ordinal is in HPCRL_GPU.
+
+    A MIG instance, which only its own mask makes visible, isn't announced.
+
+    Args:
+      index: of the GPU within the node, by the topology; None: the rank has none.
+      environ: of this process.
+    """
+    environ.pop("HPCRL_GPU", None)
+    if index is None:
+        return
+    backend = torch_backend()
+    visible = visible_gpus(environ, detect_gpu_count(backend), backend)
+    if index < len(visible) and visible[index].pin is None:
+        environ["HPCRL_GPU"] = str(visible[index].ordinal)
 
 
 def detect_gpu_count(backend: Backend, dev: Path = Path("/dev")) -> int:

@@ -306,8 +306,10 @@ def _connect(start: Start, job: Job, has_unrolls: bool, own_spec: EnvSpec | None
 def _build_envs(start: Start, role: str) -> Sequence[Any]:
     """Collective: this rank's groups of environments; an evaluator has one."""
     from env_wrappers import EnvError
+    from hpcrl.node.devices import announce_gpu
 
     seat = start.seat
+    announce_gpu(seat.topology.device_of[seat.rank], os.environ)
 
     def build() -> Sequence[Any]:
         if role == "evaluator":

@@ -2,7 +2,11 @@ from env_wrappers.families import FAMILIES
 from tests.env_wrappers.conformance import not_run
 
 # Tests of one family that `make env` doesn't bring: collected where it is installed.
-OPTIONAL = {"envpool": "test_envpool.py"}
+OPTIONAL = {
+    "envpool": "test_envpool.py",
+    "football": "test_football.py",
+    "gymnax": "test_jax.py",
+}
 
 collect_ignore = [
     OPTIONAL[family.key]

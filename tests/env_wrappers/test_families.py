@@ -1,5 +1,6 @@
 """The families as data: setup.py and the Makefile agree with them; a missing one says so."""
 
+import os
 import re
 import runpy
 from importlib import metadata
@@ -43,9 +44,16 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(prefix, mon
 
     monkeypatch.setattr(metadata, "version", missing)
     family = next(family for family in FAMILIES if family.name == prefix)
-    with pytest.raises(EnvError, match="not installed here: pip install '") as error:
-        env_wrappers.make(f"{prefix}:{family.example}", 1, [0])
-    assert family.requirements[0] in str(error.value)
+    with pytest.raises(EnvError, match="not installed here: ") as error:
+        env_wrappers.make(f"{prefix}:{family.example or 'any'}", 1, [0])
+    command = f"pip install '{family.requirements[0]}'" if not family.builder else family.builder
+    assert f"not installed here: {command}" in str(error.value)
+    assert ("env.python" in str(error.value)) == bool(family.conflicts)
+
+
+def test_builders_are_scripts_that_can_be_run():
+    for family in FAMILIES:
+        assert not family.builder or os.access(ROOT / family.builder, os.X_OK), family.key
 
 
 def test_wrong_kwargs_are_told():

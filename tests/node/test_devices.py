@@ -2,9 +2,11 @@
 
 import pytest
 
+from hpcrl.node import devices
 from hpcrl.node.devices import (
     DeviceError,
     VisibleGpu,
+    announce_gpu,
     backend_of_version_file,
     choose_device,
     detect_gpu_count,
@@ -148,3 +150,21 @@ def test_torchs_backend_is_what_torch_itself_says():
 
     expected = "hip" if torch.version.hip else "cuda" if torch.version.cuda else "none"
     assert torch_backend() == expected
+
+
+@pytest.mark.parametrize(
+    ("index", "mask", "told"),
+    [
+        (None, None, None),
+        (1, None, "1"),
+        (1, "3,2", "1"),
+        (0, "", None),
+        (0, MIG_A, None),  # visible by its own mask only
+    ],
+)
+def test_environments_are_told_the_gpu_of_their_rank(monkeypatch, index, mask, told):
+    monkeypatch.setattr(devices, "torch_backend", lambda: "cuda")
+    monkeypatch.setattr(devices, "detect_gpu_count", lambda backend: 4)
+    environ = {"HPCRL_GPU": "7"} | ({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask})
+    announce_gpu(index, environ)
+    assert environ.get("HPCRL_GPU") == told
