@@ -53,8 +53,8 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 
     Keys: run_dir, state, verdict, restarts, backend, the counters, frames_per_s (mean over all
     training), mean_return_100, episodes_100, best_mean_return_100, best_at_frames,
-    checkpoint_step, env_restarts (by kind of failure); of evaluator ranks eval_return,
-    eval_frames.
+    checkpoint_step, env_restarts (by kind of failure), dropped_gradients; of evaluator ranks
+    eval_return, eval_frames.
 
     Raises:
       RunDirError: it is not a run directory, or its files can't be read.
@@ -88,6 +88,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
         "best_at_frames": best.get("frames"),
         "checkpoint_step": checkpoints[0][0] if checkpoints else None,
         "env_restarts": status.get("env_restarts"),
+        "dropped_gradients": last.get("dropped_gradients"),
     }
 
 
@@ -120,6 +121,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     }
     if stale := summary["stale_unrolls_dropped"]:
         rows["stale unrolls dropped"] = format_count(stale)
+    if late := summary["dropped_gradients"]:
+        rows["gradients dropped"] = f"{format_count(late)} as too old (since the last start)"
     failures = {kind: count for kind, count in (summary["env_restarts"] or {}).items() if count}
     if failures:
         kinds = ", ".join(f"{format_count(count)} {kind}" for kind, count in failures.items())

@@ -8,6 +8,7 @@ import pytest
 from hpcrl.run.checkpoint import load_latest
 from hpcrl.run.metrics import read_metrics
 from tests.job_runner import TrainingJob, run_to_end, status_of
+from tests.jobs.test_deaths import kill, lost_actors
 from tests.jobs.test_end_to_end import check_refused, write_config
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -71,6 +72,25 @@ def test_a_worker_that_stands_still_holds_nobody_up_and_its_gradient_is_dropped(
         assert job.finish() == 75
     records = read_metrics(run_dir)
     assert max(record["gradient_lag_max"] for record in records) <= 6
+
+
+def test_a_killed_worker_costs_its_environments_only(tmp_path):
+    topology = {**ASYNC["topology"], "actors": 3}
+    sections = {"stop": {"agent_steps": 10**9}, "topology": topology}
+    run = {"dir": str(tmp_path / "run"), "fault_tolerance": "ulfm"}
+    config, run_dir = config_with(tmp_path, run=run, **sections)
+    with TrainingJob(config) as job:
+        job.wait_until(lambda: read_metrics(run_dir), "metrics")
+        kill(run_dir, "worker 1")
+        job.wait_until(lambda: lost_actors(run_dir) == 1, "loss")
+        steps = read_metrics(run_dir)[-1]["learner_steps"]
+        job.wait_until(
+            lambda: read_metrics(run_dir)[-1]["learner_steps"] > steps + 20, "training by two"
+        )
+        job.signal(signal.SIGTERM)
+        assert job.finish() == 75
+    assert status_of(run_dir)["lost_actors"] == 1
+    assert load_latest(run_dir).step == status_of(run_dir)["counters"]["learner_steps"]
 
 
 @pytest.mark.parametrize(

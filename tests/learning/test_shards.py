@@ -148,6 +148,22 @@ def test_lag_is_what_a_schedule_of_two_workers_makes_it():
     assert bench.workers[1].fate == Fate(2, 0, 0, 0)
 
 
+def test_each_shard_counts_the_lag_by_its_own_versions():
+    bench = Bench(max_lag=1)
+    # The second server is ahead, and gets further ahead while the gradient is under way.
+    for version in range(5):
+        bench.shards[1].take(np.ones(3, np.float32), version, 0)
+    bench.ask(0)
+    assert bench.workers[0].versions.tolist() == [0, 5]
+    bench.step(0)
+    assert bench.workers[0].fate == Fate(2, 0, 0, 0)
+    for version in (6, 7):
+        bench.shards[1].take(np.ones(3, np.float32), version, 0)
+    bench.step(0)
+    assert bench.workers[0].fate == Fate(applied=1, dropped=1, lag_sum=0, lag_max=0)
+    assert bench.workers[0].versions.tolist() == [2, 8]
+
+
 def test_each_server_gets_its_shard_and_nobody_waits_for_the_other_worker():
     bench = Bench(max_lag=100)
     bench.ask(0)

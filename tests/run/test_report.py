@@ -62,6 +62,7 @@ def test_a_summary_comes_from_the_directory_alone(tmp_path):
         "eval_frames": None,
         "best_mean_return_100": 7.5,
         "env_restarts": None,
+        "dropped_gradients": None,
         "best_at_frames": 1200,
         "checkpoint_step": 3,
     }
@@ -74,6 +75,13 @@ def test_stale_unrolls_have_a_row_where_some_were_dropped(tmp_path):
     )
     dropped = summarise(make_run(tmp_path / "b", counters=counters))
     assert re.search(r"stale unrolls dropped +│ 1.23 k", text_of(summary_table(dropped)))
+
+
+def test_gradients_that_were_too_old_have_a_row(tmp_path):
+    summary = summarise(make_run(tmp_path))
+    assert "gradients dropped" not in text_of(summary_table(summary))
+    text = text_of(summary_table({**summary, "dropped_gradients": 12.0}))
+    assert re.search(r"gradients dropped +│ 12 as too old", text)
 
 
 @pytest.mark.parametrize(("steps", "frames"), [(5, 2000), (3, 1600)])
