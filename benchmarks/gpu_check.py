@@ -173,10 +173,12 @@ def training_agreement(case, steps=5):
     return found
 
 
-def trainer_of(case, device, precision, parts):
+def trainer_of(case, device, precision, parts, compiled=False):
     from dataclasses import replace
 
-    config = replace(case.config.learner, precision=precision, micro_batches=parts)
+    config = replace(
+        case.config.learner, precision=precision, micro_batches=parts, compile=compiled
+    )
     return Trainer(case.brain, config, SingleLearner(), device, 2**62, seed=0)
 
 
@@ -250,7 +252,18 @@ def learning_rates(case):
                 "steps_per_s": 1 / ours_s,
                 "ratio": bare_s / ours_s,
             }
+    if case.device.type == "cuda":
+        found["bfloat16, compiled"] = compiled_rate(case, batch, timer)
     return found
+
+
+def compiled_rate(case, batch, timer):
+    """Steps per second with torch.compile, or why there are none."""
+    trainer = trainer_of(case, case.device, "bfloat16", 1, compiled=True)
+    try:
+        return {"steps_per_s": 1 / case.seconds_per_call(lambda: trainer.step(batch, 0, 0, timer))}
+    except Exception as error:  # the compiler's own kinds of failure are many
+        return {"message": f"{type(error).__name__}: {error}"[:500]}
 
 
 def bare_learning(case, precision, batch):

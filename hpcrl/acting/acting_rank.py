@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,10 @@ from hpcrl.comm.weights import WeightsSubscriber
 from hpcrl.comm.wire import Command
 from hpcrl.job import Job
 from hpcrl.layouts import rules_of, waits_for_weights
-from hpcrl.recording import open_recorder
 from hpcrl.timing import Waiter
+
+if TYPE_CHECKING:
+    from hpcrl.recording import Recorder
 
 
 def make_policy(
@@ -57,6 +60,17 @@ def make_quota(job: Job, num_envs: int) -> Quota | None:
     return LagTickets(num_envs, shares[job.rank], learner.max_policy_lag)
 
 
+def recorder_of(
+    job: Job, env_ids: npt.NDArray[np.int64], evaluation: npt.NDArray[np.bool_]
+) -> Recorder | None:
+    """Return the recorder of this rank; see `open_recorder`, without which h5py isn't loaded."""
+    if not job.config.recording.enabled:
+        return None
+    from hpcrl.recording import open_recorder
+
+    return open_recorder(job, env_ids, evaluation)
+
+
 class ActingPort:
     """What any acting rank tells the root learner, and what it is told.
 
@@ -72,7 +86,7 @@ class ActingPort:
     def __init__(self, job: Job, policy: ActingPolicy, commander: int):
         link = job.link
         self.stats = StatsReporter(link, job.root, job.config.metrics.every_s / 2)
-        self._recorder = open_recorder(job, policy.env_ids, policy.evaluation)
+        self._recorder = recorder_of(job, policy.env_ids, policy.evaluation)
         policy.sink = self._recorder
         self._commands = CommandReceiver(link, commander)
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrl.bench.ranks import benchmark_script, run_ranks
+from hpcrl.bench.ranks import BenchError, benchmark_script, run_ranks
 from hpcrl.bench.result import Chart, Result, Sheet
 from hpcrl.config.load import load_config, to_dict
 from hpcrl.config.root import Config
@@ -49,6 +49,8 @@ def bench_learner(
 
 def flood_learner(config: Config, seconds: float) -> dict[str, Any]:
     """Let one learner train for `seconds` on all it can take; return what its ranks found."""
+    if config.layout == "async_gradient":
+        raise BenchError("layout async_gradient: no learner takes unrolls; see bench system")
     data = flooded(config, seconds)
     with tempfile.TemporaryDirectory(prefix="hpcrl-bench-") as folder:
         arguments = {"config": data, "run_dir": f"{folder}/run", "seconds": seconds}

@@ -70,7 +70,10 @@ def topology_of(config: Config, nodes: int, machine: Machine) -> Topology:
 
     Raises:
       TopologyError, ConfigError: it can't be laid out.
+      BenchError: there is no model of its layout.
     """
+    if config.layout == "async_gradient":
+        raise BenchError("layout async_gradient, whose workers send gradients, has no model")
     demand = demand_of(config)
     ranks = machine.ranks_per_node or local_world_size(
         config.topology, demand, machine.cores_per_node

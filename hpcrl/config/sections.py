@@ -163,6 +163,9 @@ class LearnerConfig:
     """Layout async_gradient: a gradient is dropped, and counted, where the shard has taken more
     than this many others since the parameters that it was computed from; auto: four times the
     number of workers."""
+    compile: bool = False
+    """Compile the network with torch.compile: pays on GPUs, takes up to minutes at the first step
+    and needs a C++ compiler. Without effect where workers compute gradients."""
     threads: NonNegative = 0
     """torch threads of a learner rank; 0: its share of the node's cores."""
     check_parameters_every: NonNegative = 100

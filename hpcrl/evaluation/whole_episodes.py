@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,10 @@ from env_wrappers import EnvBatch, StepBatch
 from hpcrl.acting.policy import Decided, Policy
 from hpcrl.comm.slots import Rows
 from hpcrl.config.sections import EnvConfig
-from hpcrl.recording import Recorder
 from hpcrl.specs import EnvSpec
+
+if TYPE_CHECKING:
+    from hpcrl.recording import Recorder
 
 _WHOLE_EPISODES: Mapping[str, Mapping[str, Any]] = {"atari": {"life_loss": False}}
 """By environment family, options that only serve training, with their value in evaluation."""

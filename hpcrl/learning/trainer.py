@@ -64,6 +64,8 @@ class Trainer:
         self._device = device
         self._network = brain.make_network(seed).to(device).train()
         self.flat = FlatParameters(self._network)
+        if config.compile:
+            self._network.compile()
         data_parallel.broadcast_(self.flat.value)
         self._target: nn.Module | None = None
         if brain.target_update_steps:

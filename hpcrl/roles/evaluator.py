@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from env_wrappers import EnvBatch
+from hpcrl.acting.acting_rank import recorder_of
 from hpcrl.acting.env_batches import make_batch
 from hpcrl.brain import Brain
 from hpcrl.comm.commands import CommandReceiver
@@ -25,7 +26,6 @@ from hpcrl.evaluation.whole_episodes import (
     evaluation_options,
 )
 from hpcrl.job import Job, Seat
-from hpcrl.recording import open_recorder
 
 _MOST_ENVS = 8
 
@@ -65,7 +65,7 @@ class Evaluator:
             greedy=config.greedy,
         )
         ids = env_ids(job)
-        self._recorder = open_recorder(job, ids, np.ones(len(ids), bool))
+        self._recorder = recorder_of(job, ids, np.ones(len(ids), bool))
         self._policy.recorder = self._recorder
         self._player = EpisodePlayer(envs, self._policy, config.max_episode_steps)
         learner = job.topology.learner_of[job.rank]

@@ -36,6 +36,7 @@ MAY_CHANGE = (
     "inference.",
     "learner.backend",
     "learner.threads",
+    "learner.compile",
     "learner.queue_unrolls",
     "learner.micro_batches",
     "learner.max_policy_lag",

@@ -3,9 +3,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from hpcrl.bench import project, stage_costs
+from hpcrl.bench import learner, project, stage_costs
 from hpcrl.bench.ranks import BenchError
 from hpcrl.bench.simulator import Network
+from hpcrl.config.load import load_config
 from tests.small import config_of
 
 COSTS = stage_costs.StageCosts(
@@ -37,6 +38,14 @@ def test_costs_that_are_incomplete_or_negative_are_refused(tmp_path):
         path, file = files(tmp_path, costs)
         with pytest.raises(BenchError, match=r"env_s|more"):
             project.bench_project(path, [], [1], MACHINE, file)
+
+
+def test_a_layout_without_a_model_is_refused():
+    config = load_config("configs/cartpole_a3c.yaml", [])
+    with pytest.raises(BenchError, match="async_gradient"):
+        project.topology_of(config, 1, MACHINE)
+    with pytest.raises(BenchError, match="async_gradient"):
+        learner.flood_learner(config, 1.0)
 
 
 def test_nodes_with_gpus_need_costs_measured_on_one(tmp_path):

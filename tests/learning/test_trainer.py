@@ -127,6 +127,18 @@ def test_micro_batches_equal_one_batch(parts):
     assert_same_training(trained(stage, micro_batches=parts), trained(stage))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_compiled_network_trains_the_same(monkeypatch):
+    # Compiling in this process: a pool of processes that import torch first would take longer.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    stage = acted("terminating", steps=80, network={"hidden_sizes": [8]})
+    torch._dynamo.reset()
+    compiled = trained(stage, compile=True)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert_same_training(compiled, trained(stage))
+
+
 def test_the_step_is_that_of_the_mean_loss_over_real_transitions():
     """Gradient, clip and step worked out with torch's own optimizer."""
     stage = stage_of()

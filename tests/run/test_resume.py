@@ -32,6 +32,7 @@ FREE_SECTIONS = (
 FREE_KEYS = (
     "learner.backend",
     "learner.threads",
+    "learner.compile",
     "learner.queue_unrolls",
     "learner.micro_batches",
     "learner.max_policy_lag",
