@@ -29,6 +29,7 @@ from analysis.segments import (
     Segment,
     find_segments,
     load_segment,
+    missing_ends,
     missing_episodes,
     missing_numbers,
 )
@@ -216,7 +217,7 @@ class Run:
                     f"{len(segment.index['start'])} whole episodes can be read, "
                     f"{segment.unindexed_steps} flushed steps of later episodes can't"
                 )
-        self._settle(problems, segments)
+        self._settle(problems + missing_ends(segments), segments)
         return segments
 
     def _settle(self, problems: list[str], segments: list[Segment]) -> None:
@@ -227,6 +228,12 @@ class Run:
         if not any(segment.num_steps for segment in segments):
             raise DataError("\n".join([*problems, f"{self.path}: no whole episode is recorded"]))
         self.notes += problems
+        self.notes += [
+            f"{segment.path} is the last of its writer, which had reached recording.max_bytes: "
+            "what was played later is not in the recording"
+            for segment in segments
+            if segment.end == "max_bytes"
+        ]
         absent = missing_episodes(segments)
         if absent:
             last = {s.writer: int(s.attributes.get("dropped_episodes", 0)) for s in segments}

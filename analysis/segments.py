@@ -34,11 +34,13 @@ def open_file(path: Path) -> tuple[h5py.File, bool]:
 
     Locks are not taken: they fail on some parallel file systems, and segments have one writer.
     Only a `.part` is opened as a file with a writer: in that mode HDF5 doesn't notice that the end
-    of a file is missing.
+    of a file is missing. One that is gone has been closed, and renamed, since it was listed.
 
     Raises:
       OSError: it can't be read in any mode.
     """
+    if path.suffix == ".part" and not path.exists():
+        path = path.with_suffix("")
     try:
         return h5py.File(path, "r", locking=False), True
     except OSError:
@@ -76,6 +78,11 @@ class Segment:
     unindexed_steps: int = 0
     _files: dict[int, h5py.File] = field(default_factory=dict, repr=False)
     _datasets: dict[tuple[int, str], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def end(self) -> str:
+        """Why it was closed: "followed" by another, "finished", "max_bytes"; "" where untold."""
+        return str(np.bytes_(self.attributes.get("end", b"")).decode())
 
     @property
     def role_restart(self) -> tuple[str, int, int]:
@@ -213,6 +220,17 @@ def missing_numbers(paths: list[Path]) -> list[str]:
         for folder, numbers in sorted(by_writer.items())
         for number in range(max(numbers))
         if number not in numbers
+    ]
+
+
+def missing_ends(segments: list[Segment]) -> list[str]:
+    """Return what the last segments of writers say of segments after them that are not there."""
+    last = {segment.writer: segment for segment in segments}
+    return [
+        f"{segment.path} is followed by another segment, which is missing, or its writer was "
+        "killed before it began that one"
+        for segment in last.values()
+        if segment.finished and segment.end == "followed"
     ]
 
 

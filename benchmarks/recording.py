@@ -98,7 +98,7 @@ def generate(folder, steps, frame_shape):
         writer = SegmentWriter(path, columns, attributes, "gzip-1")
         for number in range(first // EPISODE_STEPS, min(steps, first + 1_000_000) // EPISODE_STEPS):
             writer.append(episode_steps, None, entry(number))
-        writer.close({})
+        writer.close("followed" if first + 1_000_000 < steps else "finished", {})
     return folder
 
 

@@ -144,7 +144,7 @@ def write_segments(run, config, episodes, segments, reward):
         writer = SegmentWriter(path, columns, attributes, config.recording.compression)
         for episode in range(number * episodes // segments, (number + 1) * episodes // segments):
             append_episode(writer, columns, episode, reward)
-        writer.close({"dropped_episodes": 0})
+        writer.close("finished" if number == segments - 1 else "followed", {})
 
 
 def append_episode(writer, columns, episode, reward=1.0):

@@ -316,8 +316,8 @@ class RecordingConfig:
     compression: Literal["gzip-1", "gzip-4", "gzip-9", "lzf", "none"] = "gzip-1"
     """Filter of frames and other wide columns. lzf needs h5py at the reader."""
     segment_bytes: Positive = 2**29
-    """A segment is closed, and the next one begun, at this size."""
+    """An episode that ends when its segment has this size begins the next one."""
     segment_s: PositiveFloat = 600.0
-    """A segment is closed with the first episode that ends this long after its beginning."""
+    """An episode that ends this long after its segment was begun begins the next one."""
     buffer_bytes: Positive = 2**29
     """Memory of a recording rank for running episodes and those that wait to be written."""

@@ -20,7 +20,7 @@ from hpcrl.config.sections import RecordingConfig
 from hpcrl.durable import json_text, reason
 from hpcrl.job import Job
 from hpcrl.recording.episodes import Array, Budget, Episode, EpisodeBuilder, column_specs
-from hpcrl.recording.segment import FLUSH_S, SegmentWriter, existing_segments, reserve_bytes
+from hpcrl.recording.segment import FLUSH_S, End, SegmentWriter, existing_segments, reserve_bytes
 from hpcrl.run.rank_log import log
 from hpcrl.run.run_dir import RunDir
 from hpcrl.specs import ArraySpec, EnvSpec, unpack_bits
@@ -135,7 +135,7 @@ class Recorder:
                 self._unwritten += 1
             self._budget.give(episode.nbytes)
         if not self._stopped:
-            self._attempt(self._close_segment)
+            self._attempt(partial(self._close_segment, "finished"))
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Recording ends at the first error; training doesn't."""
@@ -153,9 +153,12 @@ class Recorder:
     def _write(self, episode: Episode) -> None:
         steps = self._unpacked(episode.steps(self._columns), "observation/")
         if self._room_bytes and self._most_bytes(steps) > self._room_bytes:
-            self._close_segment()
+            self._close_segment("max_bytes")
             self._stop(f"recording.max_bytes is reached in {self._folder}")
             return
+        full = self._open_bytes >= self._config.segment_bytes
+        if full or time.monotonic() > self._segment_ends_s:
+            self._close_segment("followed")
         segment = self._segment or self._open_segment()
         final = episode.final_observation()
         if final is not None:
@@ -163,11 +166,6 @@ class Recorder:
         segment.append(steps, final, self._entry(episode, steps))
         self.recorded += 1
         self._open_bytes = segment.nbytes
-        if (
-            self._open_bytes >= self._config.segment_bytes
-            or time.monotonic() > self._segment_ends_s
-        ):
-            self._close_segment()
 
     def _unpacked(self, columns: Mapping[str, Array], prefix: str) -> dict[str, Array]:
         """Columns with the leaves that travel as bits as flags of one byte each."""
@@ -217,17 +215,18 @@ class Recorder:
         self._next_segment += 1
         return self._segment
 
-    def _close_segment(self) -> None:
+    def _close_segment(self, end: End) -> None:
         if self._segment is None:
             return
         first, last = self._versions
         self._segment.close(
+            end,
             {
                 "first_policy_version": first,
                 "last_policy_version": last,
                 "dropped_episodes": self.dropped,
                 "closed_unix_s": time.time(),
-            }
+            },
         )
         self._closed_bytes += self._segment.path.stat().st_size
         self._segment, self._versions, self._open_bytes = None, [-1, -1], 0

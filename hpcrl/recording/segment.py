@@ -2,7 +2,9 @@
 
 The file is in HDF5's single-writer mode (SWMR) while it is open: every state that a kill can
 leave it in is one that a reader can open. For that it needs the format of HDF5 1.10, which is
-also the newest that is used, so that the tools of 1.10 read it.
+also the newest that is used, so that the tools of 1.10 read it. That mode begins before the file
+gets the name that readers look for, and the file is never opened for writing a second time: HDF5
+would mark it as being written, in a way that no reader passes over.
 
 Only whole chunks of frames are written, so no chunk is compressed twice and none moves. Rows
 that don't fill a chunk wait in memory. An episode enters the index when its rows are flushed.
@@ -15,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -23,6 +25,8 @@ import numpy.typing as npt
 
 from hpcrl.durable import sync_directory, sync_file
 from hpcrl.specs import ArraySpec
+
+Array = npt.NDArray[np.generic]
 
 SCHEMA_VERSION = 1
 FORMAT = "hpcrl-trajectories"
@@ -37,8 +41,6 @@ _BATCH_BYTES = 2**21
 FLUSH_S = 1.0
 """Whole chunks wait for others to be written with, for so long and up to 2 MiB."""
 _WIDE_BYTES = 256
-
-Array = npt.NDArray[np.generic]
 
 EPISODE_COLUMNS = {
     "start": "int64",
@@ -58,6 +60,21 @@ EPISODE_COLUMNS = {
 }
 """The episode index. `start` is the first step's row; `final` the row of /final_observation, or
 -1 where the episode terminated, whose last observation nobody sees."""
+
+
+End = Literal["followed", "finished", "max_bytes"]
+"""Why a segment was closed: the writer's next one follows, it has no more, or no more room."""
+
+CLOSING_ATTRIBUTES: dict[str, Array] = {
+    "closed": np.array(False),
+    "end": np.array("", "S16"),
+    "first_policy_version": np.array(-1, np.int64),
+    "last_policy_version": np.array(-1, np.int64),
+    "dropped_episodes": np.array(0, np.int64),
+    "closed_unix_s": np.array(0, np.float64),
+}
+"""Root attributes that `close` sets, and what they are before that. All are of fixed size: in
+single-writer mode none can be added, but one can be overwritten where it is."""
 
 
 def filter_arguments(compression: str) -> dict[str, Any]:
@@ -116,10 +133,10 @@ class SegmentWriter:
         self._quantum = 1 << (quantum.bit_length() - 1)
         self._batch_rows = _BATCH_BYTES // max(widest, 1)
         self._filter = filter_arguments(compression)
-        self._file = h5py.File(self.partial, "x", libver=_LIBVER, locking="best-effort")
-        self._file.attrs.update(
-            {"format": FORMAT, "schema_version": SCHEMA_VERSION, "closed": False, **attributes}
-        )
+        unborn = path.with_name(f".{path.name}.tmp")
+        self._file = h5py.File(unborn, "w", libver=_LIBVER, locking="best-effort")
+        described = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **attributes}
+        self._file.attrs.update({**described, **CLOSING_ATTRIBUTES})
         self._steps = {n: self._column(f"steps/{n}", s, self._quantum) for n, s in columns.items()}
         self._final = {
             name.removeprefix("observation/"): self._column(f"final_{name}", spec, 1)
@@ -133,11 +150,13 @@ class SegmentWriter:
             for name, dtype in EPISODE_COLUMNS.items()
         }
         self._file.swmr_mode = True
+        unborn.rename(self.partial)
         self._pending: dict[str, list[Array]] = {name: [] for name in columns}
         self._entries: list[dict[str, Any]] = []
         self._num_finals = 0
         self._appended = 0
         self._written = 0
+        self.flushed_episodes = 0
 
     def _column(self, name: str, spec: ArraySpec, quantum: int) -> Any:
         wide = spec.nbytes >= _WIDE_BYTES
@@ -150,6 +169,11 @@ class SegmentWriter:
             dtype=spec.dtype,
             **(self._filter if wide else {}),
         )
+
+    @property
+    def flushed_steps(self) -> int:
+        """Steps that a kill doesn't take away; so for `flushed_episodes`, those of them whole."""
+        return self._written
 
     @property
     def nbytes(self) -> int:
@@ -215,17 +239,27 @@ class SegmentWriter:
         self._entries = self._entries[len(ready) :]
         for name, dataset in self._episodes.items():
             values = np.array([entry[name] for entry in ready], dataset.dtype)
-            _extend(dataset, len(dataset), values)
+            _extend(dataset, self.flushed_episodes, values)
         self._file.flush()
+        self.flushed_episodes += len(ready)
 
-    def close(self, attributes: Mapping[str, str | int | float]) -> None:
-        """Write the rest, make the file durable and give it its final name."""
+    def close(self, end: End, attributes: Mapping[str, int | float]) -> None:
+        """Write the rest, make the file durable and give it its final name.
+
+        Hazard: a kill may come between any two of these calls. What is flushed stays readable, as
+        HDF5 ends single-writer mode by overwriting one flag, after all else is on disk.
+
+        Args:
+          end: why it is closed.
+          attributes: more of `CLOSING_ATTRIBUTES`.
+        """
         if self._appended > self._written:
             self._write(self._appended - self._written)
+        for name, value in {**attributes, "end": np.array(end, "S16"), "closed": True}.items():
+            self._file.attrs.modify(name, np.asarray(value, CLOSING_ATTRIBUTES[name].dtype))
+        self._file.flush()
+        sync_file(self.partial)
         self._file.close()
-        # Attributes can't be added in single-writer mode.
-        with h5py.File(self.partial, "r+", libver=_LIBVER, locking="best-effort") as file:
-            file.attrs.update({**attributes, "closed": True})
         sync_file(self.partial)
         self.partial.rename(self.path)
         sync_directory(self.path.parent)
