@@ -70,6 +70,9 @@ def action_of(run: Run, actions: NDArray[Any]) -> NDArray[Any]:
 def export_d4rl(run: Run, output: Path) -> None:
     """Write the flat arrays of D4RL; `timeouts` marks every end that is not terminal.
 
+    What describes them is in attributes of the group `metadata`: d4rl.sequence_dataset indexes all
+    data sets of a file by step.
+
     Raises:
       DataError: the observation has several leaves, for which D4RL has no place.
     """
@@ -98,8 +101,7 @@ def export_d4rl(run: Run, output: Path) -> None:
             }
             for name, values in {**rows, **behaviour}.items():
                 append(file, name, values)
-        for name, value in facts(run).items():
-            file[f"metadata/{name}"] = value
+        file.create_group("metadata").attrs.update(facts(run))
 
 
 def append(file: h5py.File, name: str, values: NDArray[Any]) -> None:
@@ -143,11 +145,25 @@ def export_robomimic(run: Run, output: Path) -> None:
             total += len(steps["reward"])
             names.append(f"demo_{len(names)}")
         data.attrs["total"] = total
-        env = {"env_name": run.env_name, "type": 2, "env_kwargs": {}}  # 2: a gym environment
-        data.attrs["env_args"] = json.dumps(env)
+        data.attrs["env_args"] = json.dumps(environment_arguments(run))
         valid = names[9::10]
         file["mask/train"] = np.array([name for name in names if name not in valid], "S")
         file["mask/valid"] = np.array(valid, "S")
+
+
+def environment_arguments(run: Run) -> dict[str, Any]:
+    """Return what robomimic makes an environment of: by gym's name and arguments where it has one.
+
+    2 is its number for environments of gym.
+    """
+    section = run.config.get("env", {})
+    family, _, name = run.env_name.partition(":")
+    kwargs = section.get("options", {}).get("kwargs") or {} if family == "gym" else {}
+    return {
+        "env_name": name if family == "gym" else run.env_name,
+        "type": 2,
+        "env_kwargs": kwargs,
+    }
 
 
 def facts(run: Run) -> dict[str, Any]:

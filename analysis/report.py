@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis import actions, episodes, lag, learning_curve, scaling, throughput
+from analysis import actions, compare, episodes, lag, learning_curve, scaling, throughput, video
 from analysis._common import (
     Analyse,
     Result,
@@ -35,6 +35,7 @@ th:first-child, td:first-child { text-align: left; }
 img { max-width: 100%; } .note { color: #6a4a00; } .table { overflow-x: auto; }
 """
 _MOST_ROWS = 25
+_MOST_VIDEO_STEPS = 1000
 
 
 class Section(NamedTuple):
@@ -45,12 +46,14 @@ class Section(NamedTuple):
       analyse: what answers it.
       options: for it.
       recorded: whether it needs a recording.
+      num_runs: it is asked of so many runs only; 0: of any number.
     """
 
     title: str
     analyse: Analyse
     options: Namespace
     recorded: bool = False
+    num_runs: int = 0
 
 
 SECTIONS = (
@@ -63,6 +66,17 @@ SECTIONS = (
         "Learning curve over time",
         learning_curve.analyse,
         Namespace(x="wall_time_s", y="mean_return_100", statistics="own"),
+    ),
+    Section(
+        "Learning curve over node-hours",
+        learning_curve.analyse,
+        Namespace(x="node_hours", y="mean_return_100", statistics="own"),
+    ),
+    Section(
+        "Comparison",
+        compare.analyse,
+        Namespace(versus=None, last=100, statistics="own"),
+        num_runs=2,
     ),
     Section("Throughput", throughput.analyse, Namespace()),
     Section("Scaling", scaling.analyse, Namespace()),
@@ -116,7 +130,9 @@ def page(runs: list[Run]) -> str:
         _table(overview(runs)),
     ]
     for section in SECTIONS:
-        parts += _section(section, runs)
+        if section.num_runs in (0, len(runs)):
+            parts += _section(section, runs)
+    parts += _videos([run for run in runs if run.is_recorded and run.image_leaf()])
     notes = dict.fromkeys(note for run in runs for note in run.notes)
     parts += [f"<p class='note'>{html.escape(note)}</p>" for note in notes]
     return "\n".join([*parts, "</body></html>\n"])
@@ -134,6 +150,18 @@ def _section(section: Section, runs: list[Run]) -> Iterator[str]:
         yield f"<p class='note'>{html.escape(str(error))}</p>"
         return
     yield from _show(result, section.title)
+
+
+def _videos(runs: list[Run]) -> Iterator[str]:
+    for run in runs:
+        row = episodes.best_episode(run.episodes())
+        kind = "mp4" if video.find_ffmpeg() else "gif"
+        data = base64.b64encode(video.encode(run, row, kind, 2, 0.0, _MOST_VIDEO_STEPS)).decode()
+        yield f"<h2>Episode {row} of {html.escape(run.name)}, the best</h2>"
+        if kind == "mp4":
+            yield f"<video controls src='data:video/mp4;base64,{data}'></video>"
+        else:
+            yield f"<img alt='Episode {row}' src='data:image/gif;base64,{data}'>"
 
 
 def _show(result: Result, title: str) -> Iterator[str]:

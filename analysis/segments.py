@@ -34,19 +34,21 @@ def open_file(path: Path) -> tuple[h5py.File, bool]:
 
     Locks are not taken: they fail on some parallel file systems, and segments have one writer.
     Only a `.part` is opened as a file with a writer: in that mode HDF5 doesn't notice that the end
-    of a file is missing. One that is gone has been closed, and renamed, since it was listed.
+    of a file is missing. One that is gone has been closed, and renamed, since it was listed or
+    since the first attempt.
 
     Raises:
       OSError: it can't be read in any mode.
     """
-    if path.suffix == ".part" and not path.exists():
-        path = path.with_suffix("")
     try:
         return h5py.File(path, "r", locking=False), True
     except OSError:
         if path.suffix != ".part":
             raise
+    try:
         return h5py.File(path, "r", swmr=True, locking=False), False
+    except FileNotFoundError:
+        return h5py.File(path.with_suffix(""), "r", locking=False), True
 
 
 @dataclass
@@ -167,7 +169,8 @@ def load_segment(path: Path) -> Segment:
     except OSError as error:
         raise DataError(f"{path} is damaged and can't be opened: {_first_line(error)}") from None
     try:
-        return _describe(path, int(match[1]), file, readable and not match[2])
+        path = Path(file.filename)
+        return _describe(path, int(match[1]), file, readable and path.suffix == ".h5")
     except (OSError, KeyError, RuntimeError, ValueError) as error:
         raise DataError(f"{path} is damaged: {_first_line(error)}") from None
     finally:

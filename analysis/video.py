@@ -81,13 +81,15 @@ def episode_frames(run: Run, number: int) -> Frames:
     return frames if final is None else np.concatenate([frames, final[None]])
 
 
-def encode(run: Run, number: int, kind: str, scale: int, fps: float) -> bytes:
-    """Return an episode as the bytes of an mp4 or GIF file.
+def encode(
+    run: Run, number: int, kind: str, scale: int, fps: float, most: int | None = None
+) -> bytes:
+    """Return an episode, its first `most` frames at most, as the bytes of an mp4 or GIF file.
 
     Raises:
       DataError: no frames, or no ffmpeg for an mp4.
     """
-    frames = enlarge(episode_frames(run, number), scale)
+    frames = enlarge(episode_frames(run, number)[:most], scale)
     fps = fps or 60.0 / run.segments[0].env["frame_skip"]
     if kind == "gif":
         return encode_gif(frames, fps)

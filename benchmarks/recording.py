@@ -27,13 +27,14 @@ from hpcrl.specs import ArraySpec
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "breakout_demo.yaml"
 EPISODE_STEPS = 200
+PARTS = ("training", "episode_index", "random_reads_s")
 
 
-def train(folder, agent_steps, recording):
+def train(folder, agent_steps, *options):
     """Train on Breakout; return the run and its processor seconds."""
     command = [sys.executable, "-m", "hpcrl", "train", str(CONFIG), "--run.dir", str(folder)]
     command += ["--stop.agent_steps", str(agent_steps), "--stop.wall_time_s", "0"]
-    command += ["--recording.enabled", str(recording).lower(), "--metrics.tensorboard", "false"]
+    command += ["--metrics.tensorboard", "false", *options]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -41,33 +42,48 @@ def train(folder, agent_steps, recording):
     return Run(folder), cpu_s
 
 
-def training_cost(folder, pairs, agent_steps):
-    """Rates and processor time of both kinds, their ratios, and bytes per frame on disk."""
-    start = {kind: train(folder / f"start-{kind}", 320, kind)[1] for kind in (True, False)}
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    cpu_ms: dict[bool, list[float]] = {True: [], False: []}
-    steps = nbytes = 0
+def alternate(folder, pairs, agent_steps, *options):
+    """Rates and processor time with `options` and without, and the runs with them."""
+    kinds = {"with": options, "without": ()}
+    start = {kind: train(folder / f"start-{kind}", 320, *kinds[kind])[1] for kind in kinds}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    cpu_ms: dict[str, list[float]] = {kind: [] for kind in kinds}
+    runs = []
     for pair in range(pairs):
-        for recording in (pair % 2 == 0, pair % 2 == 1):
-            run, cpu_s = train(folder / f"{pair}-{recording}", agent_steps, recording)
-            rates[recording].append(weighted_mean(run.metrics().iloc[1:], "env_steps_per_s"))
-            cpu_ms[recording].append(1e3 * (cpu_s - start[recording]) / agent_steps)
-            if recording:
-                steps += len(run.steps("reward"))
-                nbytes += sum(s.path.stat().st_size for s in run.segments)
-                dropped = int(run.metrics()["dropped_episodes"].iloc[-1])
-    ratios = np.array(rates[True]) / np.array(rates[False])
-    cpu_ratios = np.array(cpu_ms[False]) / np.array(cpu_ms[True])
-    return {
-        "env_steps_per_s_recorded": rates[True],
-        "env_steps_per_s_plain": rates[False],
+        for kind in ("with", "without") if pair % 2 == 0 else ("without", "with"):
+            run, cpu_s = train(folder / f"{pair}-{kind}", agent_steps, *kinds[kind])
+            rates[kind].append(weighted_mean(run.metrics().iloc[1:], "env_steps_per_s"))
+            cpu_ms[kind].append(1e3 * (cpu_s - start[kind]) / agent_steps)
+            if kind == "with":
+                runs.append(run)
+    ratios = np.array(rates["with"]) / np.array(rates["without"])
+    cpu_ratios = np.array(cpu_ms["without"]) / np.array(cpu_ms["with"])
+    figures = {
+        "env_steps_per_s": rates,
         "median_ratio": float(np.median(ratios)),
-        "cpu_ms_per_step_recorded": cpu_ms[True],
-        "cpu_ms_per_step_plain": cpu_ms[False],
+        "cpu_ms_per_step": cpu_ms,
         "median_cpu_ratio": float(np.median(cpu_ratios)),
-        "bytes_per_frame_on_disk": nbytes / steps,
-        "dropped_episodes_last_run": dropped,
     }
+    return figures, runs
+
+
+def training_cost(folder, pairs, agent_steps):
+    """What recording costs, and bytes per frame on disk."""
+    figures, runs = alternate(folder, pairs, agent_steps, "--recording.enabled", "true")
+    steps = sum(len(run.steps("reward")) for run in runs)
+    nbytes = sum(segment.path.stat().st_size for run in runs for segment in run.segments)
+    frame_bytes = sum(
+        segment.file()["steps/observation/obs"].id.get_storage_size()
+        for run in runs
+        for segment in run.segments
+    )
+    dropped = [int(run.metrics()["dropped_episodes"].iloc[-1]) for run in runs]
+    more = {
+        "bytes_per_step_on_disk": nbytes / steps,
+        "bytes_per_frame_on_disk": frame_bytes / steps,
+        "dropped_episodes": dropped,
+    }
+    return figures | more
 
 
 def generate(folder, steps, frame_shape):
@@ -172,22 +188,25 @@ def random_reads(folder, sequences=300, length=20):
 def main():
     """Measure and print; also write the figures to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=3, help="0: no training")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--pairs", type=int, default=3, help="of training runs")
     parser.add_argument("--agent-steps", type=int, default=15_000, help="of each training run")
-    parser.add_argument("--steps", type=int, default=10_000_000)
+    parser.add_argument("--steps", type=int, default=10_000_000, help="of the data set")
     parser.add_argument("--quick", action="store_true", help="a small recording to read")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="parts that it has are replaced, others kept")
     options = parser.parse_args()
-    if options.quick:
-        options.steps = 100_000
+    steps, sequences = (100_000, 30) if options.quick else (options.steps, 300)
+    parts = {
+        "training": lambda folder: training_cost(folder, options.pairs, options.agent_steps),
+        "episode_index": lambda folder: index_time(folder, steps),
+        "random_reads_s": lambda folder: random_reads(folder, sequences),
+    }
+    figures = {}
+    if options.json and options.json.exists():
+        figures = json.loads(options.json.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        figures = {
-            "episode_index": index_time(folder / "index", options.steps),
-            "random_reads_s": random_reads(folder / "reads", 30 if options.quick else 300),
-        }
-        if options.pairs:
-            figures["training"] = training_cost(folder, options.pairs, options.agent_steps)
+        for part in options.parts:
+            figures[part] = parts[part](Path(scratch) / part)
     text = json.dumps(figures, indent=2)
     print(text)
     if options.json:

@@ -71,7 +71,8 @@ def bench_recording(quick: bool, pairs: int) -> Result:
       quick: a small recording.
       pairs: of training runs with and without recording.
     """
-    options = ["--pairs", str(pairs)]
+    reading = ["--parts", "episode_index", "random_reads_s"]
+    options = ["--pairs", str(pairs)] if pairs else reading
     return recording_result(run_script("recording.py", [*options, *["--quick"] * quick]))
 
 

@@ -267,15 +267,19 @@ class EpisodeBuilder:
         episode.chunks.append({n: store[row, :count].copy() for n, store in self._store.items()})
 
     def _end(self, row: int, ending: Ending, last_reward: float = 0.0) -> Episode | None:
+        begun = self._open[row]
+        if begun and self._num_rows(row) <= (ending == "interrupted"):
+            self._budget.give(begun.nbytes)  # no action has a result yet
+            self._fill[row], self._open[row] = 0, None
         self._move_chunk(row)
         episode = self._open[row]
         self._open[row], self._kept[row] = None, False
-        if episode is None:
-            return None
-        episode.ending, episode.last_reward = ending, last_reward
-        episode.end_unix_s = self._clock()
-        num_rows = sum(len(chunk["reward"]) for chunk in episode.chunks)
-        if num_rows == 0 or (ending == "interrupted" and num_rows == 1):
-            self._budget.give(episode.nbytes)
-            return None  # no action has a result yet
+        if episode is not None:
+            episode.ending, episode.last_reward = ending, last_reward
+            episode.end_unix_s = self._clock()
         return episode
+
+    def _num_rows(self, row: int) -> int:
+        episode = self._open[row]
+        moved = [len(chunk["reward"]) for chunk in episode.chunks] if episode else []
+        return int(self._fill[row]) + sum(moved)

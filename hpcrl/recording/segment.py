@@ -9,12 +9,14 @@ would mark it as being written, in a way that no reader passes over.
 Only whole chunks of frames are written, so no chunk is compressed twice and none moves. Rows
 that don't fill a chunk wait in memory. An episode enters the index when its rows are flushed.
 Each write costs a millisecond or two for its many columns, so chunks wait for one another, up to
-a second.
+a second. Chunks are compressed here and handed to HDF5 as they are to lie on disk, since nothing
+else in the process runs during a call of h5py.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcrl.durable import sync_directory, sync_file
+from hpcrl.recording.deflate import Compress, deflate
 from hpcrl.specs import ArraySpec
 
 Array = npt.NDArray[np.generic]
@@ -37,9 +40,9 @@ _MAX_QUANTUM_ROWS = 1024
 _NARROW_CHUNK_ROWS = 4096
 _EPISODE_CHUNK_ROWS = 1024
 _SLACK_BYTES = 2**17
-_BATCH_BYTES = 2**21
+_BATCH_BYTES = 2**23
 FLUSH_S = 1.0
-"""Whole chunks wait for others to be written with, for so long and up to 2 MiB."""
+"""Whole chunks wait for others to be written with, for so long and up to 8 MiB."""
 _WIDE_BYTES = 256
 
 EPISODE_COLUMNS = {
@@ -83,6 +86,18 @@ def filter_arguments(compression: str) -> dict[str, Any]:
     if name == "none":
         return {}
     return {"compression": name, **({"compression_opts": int(level)} if level else {})}
+
+
+def take_rows(arrays: deque[Array], count: int) -> Array:
+    """Remove the first `count` rows of `arrays`, which have as many, and return them as one."""
+    taken: list[Array] = []
+    while count:
+        rows = arrays.popleft()
+        taken.append(rows[:count])
+        if len(rows) > count:
+            arrays.appendleft(rows[count:])
+        count -= len(taken[-1])
+    return np.concatenate(taken)
 
 
 def reserve_bytes(columns: Mapping[str, ArraySpec]) -> int:
@@ -133,6 +148,9 @@ class SegmentWriter:
         self._quantum = 1 << (quantum.bit_length() - 1)
         self._batch_rows = _BATCH_BYTES // max(widest, 1)
         self._filter = filter_arguments(compression)
+        gzip_level = self._filter.get("compression_opts")
+        self._compress: Compress | None = deflate(gzip_level) if gzip_level else None
+        self._wide = {name for name, spec in columns.items() if spec.nbytes >= _WIDE_BYTES}
         unborn = path.with_name(f".{path.name}.tmp")
         self._file = h5py.File(unborn, "w", libver=_LIBVER, locking="best-effort")
         described = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **attributes}
@@ -151,7 +169,7 @@ class SegmentWriter:
         }
         self._file.swmr_mode = True
         unborn.rename(self.partial)
-        self._pending: dict[str, list[Array]] = {name: [] for name in columns}
+        self._pending: dict[str, deque[Array]] = {name: deque() for name in columns}
         self._entries: list[dict[str, Any]] = []
         self._num_finals = 0
         self._appended = 0
@@ -228,9 +246,13 @@ class SegmentWriter:
     def _write(self, count: int) -> None:
         """Write `count` pending steps, then the index of the episodes that are whole by then."""
         for name, dataset in self._steps.items():
-            rows = np.concatenate(self._pending[name])
-            _extend(dataset, self._written, rows[:count])
-            self._pending[name] = [rows[count:].copy()]
+            pending = self._pending[name]
+            if self._compress and name in self._wide:
+                _extend_by_chunks(dataset, self._written, pending, count, self._compress)
+            else:
+                _extend(dataset, self._written, take_rows(pending, count))
+            # What is left may be a view of a long episode.
+            self._pending[name] = deque(rows.copy() for rows in pending)
         self._written += count
         self._file.flush()
         ready = [e for e in self._entries if e["start"] + e["length"] <= self._written]
@@ -275,6 +297,21 @@ class SegmentWriter:
 def _extend(dataset: Any, length: int, rows: Array) -> None:
     dataset.resize(length + len(rows), axis=0)
     dataset[length:] = rows
+
+
+def _extend_by_chunks(
+    dataset: Any, length: int, pending: deque[Array], count: int, compress: Compress
+) -> None:
+    """Append the first `count` rows of `pending`; `length` is a multiple of the chunk's rows."""
+    dataset.resize(length + count, axis=0)
+    quantum = dataset.chunks[0]
+    for first in range(0, count, quantum):
+        rows = take_rows(pending, min(quantum, count - first))
+        if len(rows) < quantum:  # a chunk is stored whole
+            padding = np.zeros((quantum - len(rows), *rows.shape[1:]), rows.dtype)
+            rows = np.concatenate([rows, padding])
+        place = (length + first, *[0] * (rows.ndim - 1))
+        dataset.id.write_direct_chunk(place, compress(rows))
 
 
 def existing_segments(folder: Path) -> Sequence[Path]:

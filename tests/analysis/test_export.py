@@ -1,5 +1,8 @@
 """Exports hold what was recorded, exactly, as the formats' own readers see it."""
 
+import json
+
+import gymnasium
 import h5py
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from minari import MinariDataset
 from analysis.errors import DataError
 from analysis.export import export
 from analysis.reader import Run
+from analysis.segments import leaf_datasets
 from tests.recording_tools import IMAGES, VECTOR, write_run
 
 
@@ -46,6 +50,18 @@ def test_minari_recovers_a_registered_environment(tmp_path):
     assert env.spec.id == "CartPole-v1"
 
 
+def test_robomimic_makes_a_registered_environment_by_its_own_name(tmp_path):
+    path = write_run(tmp_path)
+    (path / "config.yaml").write_text(
+        "env: {name: 'gym:CartPole-v1', options: {kwargs: {sutton_barto_reward: true}}}"
+    )
+    export(Run(path), "robomimic", tmp_path / "set")
+    with h5py.File(tmp_path / "set") as file:
+        made = json.loads(file["data"].attrs["env_args"])
+    assert gymnasium.make(made["env_name"], **made["env_kwargs"]).spec.id == "CartPole-v1"
+    assert made["type"] == 2
+
+
 def test_d4rl_is_flat_and_marks_each_end_once(tmp_path):
     run = Run(write_run(tmp_path, env=IMAGES))
     export(run, "d4rl", tmp_path / "set.hdf5")
@@ -60,7 +76,10 @@ def test_d4rl_is_flat_and_marks_each_end_once(tmp_path):
         ends = np.cumsum([3 + k % 5 for k in range(40)]) - 1
         assert np.flatnonzero(file["terminals"][:]).tolist() == ends[::2].tolist()
         assert np.flatnonzero(file["timeouts"][:]).tolist() == ends[1::2].tolist()
-        assert file["metadata/env_name"][()].decode() == "synthetic:counting"
+        assert file["metadata"].attrs["env_name"] == "synthetic:counting"
+        # d4rl.sequence_dataset takes row i of every data set.
+        lengths = {len(data) for data in leaf_datasets(file).values()}
+        assert lengths == {200}
 
 
 def test_robomimic_groups_and_masks(tmp_path):

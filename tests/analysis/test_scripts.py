@@ -115,8 +115,10 @@ def test_parts_of_a_recording_follow_each_other_in_time_over_all_writers(tmp_pat
     (folder / "inference-1-0").mkdir()
     (folder / "inference-0-0" / "seg-00001.h5").rename(folder / "inference-1-0" / "seg-00000.h5")
     shutil.copytree(folder / "inference-0-0", folder / "evaluator-0-0")
-    for writer, change in (("inference-1-0", -19.5), ("evaluator-0-0", 0)):
+    changes = {"inference-0-0": 0, "inference-1-0": -19.5, "evaluator-0-0": 0}
+    for writer, change in changes.items():
         with h5py.File(folder / writer / "seg-00000.h5", "r+") as file:
+            file.attrs["end"] = "finished"
             file["episodes/end_unix_s"][:] += change
             file["episodes/evaluation"][:] = writer == "evaluator-0-0"
     run = Run(path)
@@ -216,8 +218,19 @@ def test_every_picture_is_drawn_and_the_report_stands_alone(tmp_path, env):
         assert (picture < 128).mean() > 0.001  # something is drawn
     assert report.main([str(run), "-o", str(tmp_path / "report.html")]) == 0
     text = (tmp_path / "report.html").read_text()
-    assert text.count("<img") == len(report.SECTIONS)
+    of_one_run = [section for section in report.SECTIONS if section.num_runs < 2]
+    videos = text.count("<video") or text.count("image/gif")
+    assert videos == (env is not None)
+    assert text.count("image/png") == len(of_one_run)
     assert "http" not in text
+
+
+def test_the_report_of_two_runs_compares_them(tmp_path):
+    runs = [str(write_run(tmp_path, f"r{reward}", reward=reward)) for reward in (1.0, 2.0)]
+    assert report.main([*runs, "-o", str(tmp_path / "report.html")]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert text.count("image/png") == len(report.SECTIONS)
+    assert "second - first" in text
 
 
 def test_videos_hold_every_frame(tmp_path):

@@ -103,8 +103,27 @@ def test_a_writer_killed_between_two_segments_leaves_no_silent_gap(tmp_path):
     assert len(Run(tmp_path).episodes()) == 20
 
 
-def test_a_segment_that_is_closed_after_it_was_listed_is_found_by_its_new_name(tmp_path):
+@pytest.mark.parametrize("moment", [0, 1])
+def test_a_segment_that_is_closed_while_it_is_opened_is_found_by_its_new_name(
+    tmp_path, monkeypatch, moment
+):
     folder = tmp_path / "inference-0-0"
     folder.mkdir()
-    write(folder / "seg-00000.h5", 0, 10, "finished")
-    assert check_frames(reading.load_segment(folder / "seg-00000.h5.part"), 0) == 10
+    closed, listed = folder / "seg-00000.h5", folder / "seg-00000.h5.part"
+    write(closed, 0, 10, "finished")
+    if moment == 1:  # between the attempt to open it as a closed file and that as an open one
+        closed.rename(listed)
+        attempts = []
+        open_file = reading.h5py.File
+
+        def opened(path, *arguments, **options):
+            attempts.append(path)
+            if len(attempts) == 1:
+                listed.rename(closed)
+                raise OSError("file is already open for write")
+            return open_file(path, *arguments, **options)
+
+        monkeypatch.setattr(reading.h5py, "File", opened)
+    segment = reading.load_segment(listed)
+    assert (segment.path, segment.finished) == (closed, True)
+    assert check_frames(segment, 0) == 10

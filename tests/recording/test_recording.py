@@ -1,5 +1,7 @@
 """What is recorded is what was played: whole episodes, or none of one."""
 
+import threading
+
 import h5py
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from analysis import segments as reading
 from analysis.reader import Run
 from env_wrappers import make
 from hpcrl.comm.wire import row_fields
-from hpcrl.recording import SCHEMA_VERSION, Budget, EpisodeBuilder, is_selected
+from hpcrl.recording import SCHEMA_VERSION, Budget, EpisodeBuilder, SegmentWriter, is_selected
 from hpcrl.recording.segment import FORMAT
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 from tests.acting_tools import CPU, KINDS, Stage, weights
@@ -227,6 +229,26 @@ def notes_of(path):
     return run.notes
 
 
+@pytest.mark.parametrize("columns", [{}, {"observation/o": ArraySpec((100_000,), "uint8")}])
+def test_an_episode_without_a_result_is_no_episode_and_keeps_no_memory(columns):
+    """It is interrupted after one row; with wide rows that row is in its chunk already."""
+    budget = Budget(200_000)
+    columns = {"reward": ArraySpec((), "float32"), **columns}
+    builder = EpisodeBuilder(np.arange(1), columns, 1.0, budget)
+    rows = {
+        "reward": np.ones(1, np.float32),
+        "obs:o": np.zeros((1, 100_000), np.uint8),
+        "start": np.array([True]),
+        "final": np.array([False]),
+        "terminated": np.array([False]),
+    }
+    for _ in range(5):  # each start interrupts the episode before
+        assert builder.add(np.arange(1), rows) == []
+    assert builder.finish() == []
+    assert builder.dropped == 0
+    assert budget.take(200_000)
+
+
 def test_recording_ends_before_max_bytes_and_training_is_not_told(tmp_path):
     folder = tmp_path / "trajectories" / "inference-0-0"
     stage, recorder = recorded_stage(
@@ -266,10 +288,67 @@ def test_segments_rotate_and_a_restart_appends_new_ones(tmp_path):
     assert set(Run(tmp_path).episodes()["restart"]) == {0, 1}
 
 
-def test_fields_choose_what_is_kept(tmp_path):
-    recorded_stage(tmp_path / "trajectories" / "inference-0-0", "scripted", fields=())
-    assert sorted(Run(tmp_path).columns) == ["action", "reward", "terminated", "truncated"]
-    assert (Run(tmp_path).episodes()["final"] == -1).all()
+ALWAYS = {"action", "reward", "terminated", "truncated"}
+FIELDS = {
+    "observation": {"observation/obs"},
+    "policy_version": {"policy_version"},
+    "behaviour": {"behaviour/log_prob", "behaviour/value"},
+}
+
+
+@pytest.mark.parametrize("fields", [(), *[(name,) for name in FIELDS], tuple(FIELDS)], ids=str)
+def test_fields_choose_what_is_kept(tmp_path, fields):
+    recorded_stage(tmp_path / "trajectories" / "inference-0-0", "scripted", 30, fields=fields)
+    run = Run(tmp_path)
+    chosen = set().union(*(FIELDS[name] for name in fields))
+    assert {c for c in run.columns if c in ALWAYS | set().union(*FIELDS.values())} == (
+        ALWAYS | chosen
+    )
+    assert {c.split("/")[0] for c in run.columns} == ALWAYS | set(fields)
+    table = run.episodes()
+    assert (table["final"] >= 0).any() == ("observation" in fields)
+    assert (table["first_policy_version"] >= 0).all() == ("policy_version" in fields)
+
+
+def test_a_slow_disk_drops_whole_episodes_and_never_holds_acting_up(tmp_path, monkeypatch):
+    """The disk answers nothing until all is played."""
+    answers = threading.Event()
+    append = SegmentWriter.append
+
+    def slow(self, *arguments):
+        assert answers.wait(60)
+        append(self, *arguments)
+
+    monkeypatch.setattr(SegmentWriter, "append", slow)
+    stage = Stage("scripted")
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    spec, behaviour = stage.spec, stage.brain.behaviour
+    recorder = recorder_for(folder, spec, behaviour, len(stage.envs), buffer_bytes=6000)
+    stage.policy.sink = recorder
+    for _ in range(100):
+        stage.step()
+    assert recorder.recorded == 0
+    dropped = recorder.dropped
+    assert dropped > 5
+    answers.set()
+    recorder.close()
+    expected = {
+        (env_id, number): episode
+        for env_id, history in enumerate(stage.expected)
+        for number, episode in enumerate(naive_episodes(history.rows))
+    }
+    run = Run(tmp_path)
+    recorded = by_identity(run)
+    assert 0 < len(recorded) == len(expected) - recorder.dropped
+    for identity, (steps, entry) in recorded.items():
+        assert_same_episode(steps, entry, expected[identity])
+    last = {env_id: max(n for e, n in recorded if e == env_id) for env_id, _ in recorded}
+    missing = expected.keys() - recorded.keys()
+    absent = sum(number < last.get(env_id, 0) for env_id, number in missing)
+    if absent:
+        assert f"{absent} episodes are not in the recording" in run.notes[0]
+        assert f"{recorder.dropped} were dropped while recording" in run.notes[0]
+    assert run.segments[-1].attributes["dropped_episodes"] == recorder.dropped
 
 
 def test_attributes_describe_the_recording_and_its_format_is_that_of_hdf5_1_10(tmp_path):

@@ -1,0 +1,57 @@
+"""What an evaluator rank shows of a training run, and what it costs the training.
+
+    python -m benchmarks.evaluator --json benchmarks/results/evaluator.json
+
+`eval/return` of CartPole over the frames that its weights were trained on, then alternating runs of
+Breakout with and without an evaluator. It is one rank more on the same cores, so on a machine whose
+cores are all busy it takes its share of them while it plays.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from analysis.reader import Run
+from benchmarks.recording import ROOT, alternate
+
+
+def rise(folder: Path, agent_steps: int) -> dict:
+    """The rounds of an evaluator during training on CartPole."""
+    run = folder / "cartpole"
+    command = [sys.executable, "-m", "hpcrl", "train", str(ROOT / "configs/cartpole_vtrace.yaml")]
+    command += ["--run.dir", str(run), "--topology.evaluators", "1", "--evaluation.episodes", "8"]
+    command += ["--stop.agent_steps", str(agent_steps), "--evaluation.every_s", "4"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
+    rounds = Run(run).metrics()[["eval/frames", "eval/return"]].dropna()
+    return {
+        "frames": rounds["eval/frames"].tolist(),
+        "return": rounds["eval/return"].tolist(),
+    }
+
+
+def main() -> int:
+    """Measure and print; also write the figures to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3, help="0: only CartPole")
+    parser.add_argument("--agent-steps", type=int, default=15_000, help="of each run of Breakout")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        figures: dict = {"cartpole": rise(Path(scratch), 150_000)}
+        if options.pairs:
+            more = ("--topology.evaluators", "1")
+            cost, runs = alternate(Path(scratch), options.pairs, options.agent_steps, *more)
+            rounds = [int(run.metrics().get("eval/return", []).count()) for run in runs]
+            figures["breakout"] = cost | {"rounds": rounds}
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
