@@ -3,7 +3,7 @@
 Its /steps are virtual datasets over the segments, by paths relative to the index, so a run can
 be moved or copied whole; any tool with HDF5 1.10 or newer reads them. HDF5 gives zeros where a
 segment is missing: /sources lists the segments and their bytes, to be checked first
-(`missing_sources`). The index is made after the run, and made again after a restart.
+(`--check`, `missing_sources`). The index is made after the run, and made again after a restart.
 """
 
 from __future__ import annotations
@@ -99,14 +99,37 @@ def missing_sources(index: Path) -> list[str]:
     return problems
 
 
+def check(index: Path) -> None:
+    """Print how many segments are behind an index.
+
+    Raises:
+      DataError: one is missing or has changed, or the index is missing or can't be read.
+    """
+    if not index.exists():
+        raise DataError(f"{index} is missing: hpcrl index RUN makes it")
+    problems = missing_sources(index)
+    if problems:
+        raise DataError("\n".join(problems))
+    with h5py.File(index, "r", locking=False) as file:
+        print(f"{index}: all of its {len(file['sources/path'])} segments are there")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Make the indices of all runs."""
     parser = argparse.ArgumentParser("python -m analysis.index", description=__doc__)
     add_run_arguments(parser)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="make nothing; say whether all that an index shows is there",
+    )
     options = parser.parse_args(arguments)
 
     def act() -> None:
         for path in options.runs:
+            if options.check:
+                check(path / "trajectories" / INDEX)
+                continue
             run = Run(path, options.partial)
             index = build_index(run)
             for note in run.notes:

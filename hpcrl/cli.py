@@ -243,11 +243,12 @@ def evaluate(
 @main.command()
 @click.argument("run", type=click.Path(file_okay=False))
 @click.option("--partial", is_flag=True, help="Use what can be read of a damaged recording.")
-def index(run: str, partial: bool) -> None:
+@click.option("--check", is_flag=True, help="Only say whether all that an index shows is there.")
+def index(run: str, partial: bool, check: bool) -> None:
     """Make RUN/trajectories/index.h5, in which all segments look like one file."""
     from analysis.index import main as index_main
 
-    sys.exit(index_main([run, *["--partial"] * partial]))
+    sys.exit(index_main([run, *["--partial"] * partial, *["--check"] * check]))
 
 
 @main.command()

@@ -243,7 +243,7 @@ def test_videos_hold_every_frame(tmp_path):
     assert (frames, gif.size, gif.info["duration"]) == (8, (48, 40), 100)
 
 
-def test_the_index_shows_all_segments_and_notices_a_missing_one(tmp_path):
+def test_the_index_shows_all_segments_and_notices_a_missing_one(tmp_path, capsys):
     path = write_run(tmp_path, segments=3)
     assert index.main([str(path)]) == 0
     moved = tmp_path / "elsewhere"
@@ -256,11 +256,15 @@ def test_the_index_shows_all_segments_and_notices_a_missing_one(tmp_path):
             file["steps/observation/obs"][60:80], run.steps("observation/obs")[60:80]
         )
         np.testing.assert_array_equal(file["episodes/start"][:], run.episodes()["start"])
-    assert index.missing_sources(made) == []
+    assert index.main([str(moved), "--check"]) == 0
+    assert "all of its 3 segments are there" in capsys.readouterr().out
     run.close()
     (moved / "trajectories/inference-0-0/seg-00001.h5").unlink()
-    (problem,) = index.missing_sources(made)
+    before = made.read_bytes()
+    assert index.main([str(moved), "--check"]) == 2
+    (problem,) = capsys.readouterr().err.splitlines()
     assert "seg-00001.h5 is missing" in problem
+    assert made.read_bytes() == before
 
 
 BLOCK = """
