@@ -182,7 +182,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    kills, digests, folder = [], {}, None
+    kills, folder = [], None
+    digests: dict = {}
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         for _ in range(arguments.kills):
@@ -204,7 +205,7 @@ def main() -> int:
 
 def added(kills: list[dict], run: dict, path: Path | None) -> dict:
     """All kills of the file at `path` and these, and what was seen of each run."""
-    figures = {"kills": [], "runs": []}
+    figures: dict = {"kills": [], "runs": []}
     if path and path.exists():
         figures = json.loads(path.read_text(encoding="utf-8"))
     figures["kills"] += kills

@@ -39,12 +39,13 @@ def main(commands: int, answers: int, memory: int, life: int) -> None:
     while True:
         try:
             what, value = messages.receive(commands)
-        except EOFError:
-            return
-        if what == messages.CLOSE:
-            server.close()
-            return
-        server.serve(what, value)
+            if what == messages.CLOSE:
+                server.close()
+                return
+            server.serve(what, value)
+        except (EOFError, BrokenPipeError):
+            # Nobody asks or listens any more. What the environments started must go, too.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def die_with_parent(life: int) -> None:

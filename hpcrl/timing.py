@@ -21,21 +21,31 @@ class Pulse:
 
     Attributes:
       beats: grows while the loop goes round, also while it waits for messages.
-      stage: the stage that it finished last.
+      stage: the stage that it finished last; `start` while the job starts.
+      work_s: seconds that its own work took, which is no waiting.
+      works: how often it was done.
     """
 
-    __slots__ = ("beats", "stage")
+    __slots__ = ("beats", "stage", "work_s", "works")
 
     def __init__(self) -> None:
         self.beats = 0
         self.stage = "start"
+        self.work_s = 0.0
+        self.works = 0
+
+    def beat(self, stage: str | None = None) -> None:
+        """Give a sign of life outside of the loop's stages and waits."""
+        self.beats += 1
+        self.stage = stage or self.stage
 
 
 class StageTimer:
     """Attributes elapsed time to named stages; one clock read and one addition per mark.
 
     The loop calls `mark("send")` at the END of a stage: all time since the previous mark
-    belongs to it. `seconds` are totals since the start. Each mark beats `pulse`.
+    belongs to it. `seconds` are totals since the start. Each mark beats `pulse`, and `work` is
+    the stage whose duration tells a slow rank from others of its role.
     """
 
     def __init__(
@@ -43,7 +53,9 @@ class StageTimer:
         stages: tuple[str, ...],
         clock: Callable[[], float] = time.perf_counter,
         pulse: Pulse | None = None,
+        work: str = "",
     ):
+        self._work = work
         self.seconds: dict[str, float] = dict.fromkeys(stages, 0.0)
         self._clock = clock
         self._pulse = pulse or Pulse()
@@ -52,10 +64,15 @@ class StageTimer:
     def mark(self, stage: str) -> None:
         """Add the time since the last mark to `stage`, which must be declared."""
         now = self._clock()
-        self.seconds[stage] += now - self._last
+        elapsed_s = now - self._last
+        self.seconds[stage] += elapsed_s
         self._last = now
-        self._pulse.beats += 1
-        self._pulse.stage = stage
+        pulse = self._pulse
+        pulse.beats += 1
+        pulse.stage = stage
+        if stage == self._work:
+            pulse.work_s += elapsed_s
+            pulse.works += 1
 
 
 class DeadlineError(RuntimeError):

@@ -69,3 +69,13 @@ def test_json_is_strict():
 )
 def test_reason_is_the_systems_words(error, text):
     assert durable.reason(error) == text
+
+
+def test_a_large_file_is_synced_in_parts_that_can_be_watched(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_SYNC_BYTES", 2**14)
+    path = tmp_path / "large"
+    path.write_bytes(bytes(5 * 2**14 + 1))
+    parts = []
+    durable.sync_file(path, lambda: parts.append(1))
+    assert len(parts) == 6
+    assert path.stat().st_size == 5 * 2**14 + 1

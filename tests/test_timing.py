@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcrl.comm.link import wait_until
-from hpcrl.timing import DeadlineError, StageTimer, Waiter, choose_wait_policy
+from hpcrl.timing import DeadlineError, Pulse, StageTimer, Waiter, choose_wait_policy
 
 
 class Clock:
@@ -45,6 +45,15 @@ def test_time_belongs_to_the_stage_that_ends_it():
         timer.mark(stage)
     clock.now += 8.0
     assert timer.seconds == {"wait": 5.0, "step": 2.0, "unused": 0.0}
+
+
+def test_the_work_of_a_loop_is_told_to_its_pulse():
+    clock, pulse = Clock(), Pulse()
+    timer = StageTimer(("wait", "step"), clock, pulse, work="step")
+    for stage, seconds in [("wait", 1.0), ("step", 2.0), ("wait", 4.0), ("step", 8.0)]:
+        clock.now += seconds
+        timer.mark(stage)
+    assert (pulse.work_s, pulse.works) == (10.0, 2)
 
 
 def test_stages_add_up_to_the_elapsed_time():

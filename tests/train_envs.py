@@ -1,5 +1,6 @@
 """Environments for jobs under test, as a user's `module:function`."""
 
+import os
 import sys
 import time
 
@@ -38,7 +39,9 @@ class CountingEnv(gymnasium.Env):
         return np.full(3 if wrong else 2, self.step_index, np.float32)
 
 
-def make(fault: str = "", at_step: int = 30, step_time_s: float = 0.0):
+def make(fault: str = "", at_step: int = 30, step_time_s: float = 0.0, slow_rank: int = -1):
     """A counting environment, in an actor that must not have loaded torch."""
     assert "torch" not in sys.modules, "an actor loaded torch"
+    if os.environ.get("OMPI_COMM_WORLD_RANK") == str(slow_rank):
+        step_time_s *= 10
     return CountingEnv(fault, at_step, step_time_s)

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ def deflate(level: int) -> Compress:
     Level 1 is the package isal's where that is installed: on Atari frames it takes a fifth of
     zlib's time and 14 % fewer bytes.
     """
-    compress = zlib.compress
+    compress: Callable[[Any, int], bytes] = zlib.compress
     if level == 1 and importlib.util.find_spec("isal"):
         compress = importlib.import_module("isal.isal_zlib").compress
     return lambda data: compress(data, level)

@@ -15,6 +15,7 @@ else in the process runs during a call of h5py.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,9 @@ _BATCH_BYTES = 2**23
 FLUSH_S = 1.0
 """Whole chunks wait for others to be written with, for so long and up to 8 MiB."""
 _WIDE_BYTES = 256
+
+_NEVER_FREED: list[Any] = []
+"""What HDF5 can't close and must never free."""
 
 EPISODE_COLUMNS = {
     "start": "int64",
@@ -153,6 +157,22 @@ class SegmentWriter:
         self._wide = {name for name, spec in columns.items() if spec.nbytes >= _WIDE_BYTES}
         unborn = path.with_name(f".{path.name}.tmp")
         self._file = h5py.File(unborn, "w", libver=_LIBVER, locking="best-effort")
+        try:
+            self._lay_out(columns, attributes)
+        except (OSError, RuntimeError, ValueError):
+            _close_into_memory(self, self._file)
+            raise
+        unborn.rename(self.partial)
+        self._pending: dict[str, deque[Array]] = {name: deque() for name in columns}
+        self._entries: list[dict[str, Any]] = []
+        self._num_finals = 0
+        self._appended = 0
+        self._written = 0
+        self.flushed_episodes = 0
+
+    def _lay_out(
+        self, columns: Mapping[str, ArraySpec], attributes: Mapping[str, str | int | float]
+    ) -> None:
         described = {"format": FORMAT, "schema_version": SCHEMA_VERSION, **attributes}
         self._file.attrs.update({**described, **CLOSING_ATTRIBUTES})
         self._steps = {n: self._column(f"steps/{n}", s, self._quantum) for n, s in columns.items()}
@@ -168,13 +188,6 @@ class SegmentWriter:
             for name, dtype in EPISODE_COLUMNS.items()
         }
         self._file.swmr_mode = True
-        unborn.rename(self.partial)
-        self._pending: dict[str, deque[Array]] = {name: deque() for name in columns}
-        self._entries: list[dict[str, Any]] = []
-        self._num_finals = 0
-        self._appended = 0
-        self._written = 0
-        self.flushed_episodes = 0
 
     def _column(self, name: str, spec: ArraySpec, quantum: int) -> Any:
         wide = spec.nbytes >= _WIDE_BYTES
@@ -287,11 +300,24 @@ class SegmentWriter:
         sync_directory(self.path.parent)
 
     def abandon(self) -> None:
-        """Close after an error, leaving what was flushed in the `.part` file."""
-        try:
-            self._file.close()
-        except (OSError, RuntimeError):
-            return
+        """Close after an error, leaving what was flushed in the `.part` file.
+
+        HDF5 crashes the process when an object of a file is freed that it could not close, and a
+        disk that is full lets it close none. So it closes into memory, of which nothing is kept.
+        """
+        _close_into_memory(self, self._file)
+
+
+def _close_into_memory(owner: SegmentWriter, file: Any) -> None:
+    try:
+        descriptor = file.id.get_vfd_handle()
+        memory = os.memfd_create("hpcrl-abandoned", os.MFD_CLOEXEC)
+        os.ftruncate(memory, os.fstat(descriptor).st_size)
+        os.dup2(memory, descriptor, inheritable=False)
+        os.close(memory)
+        file.close()
+    except (OSError, RuntimeError, ValueError):
+        _NEVER_FREED.extend([owner, file])
 
 
 def _extend(dataset: Any, length: int, rows: Array) -> None:

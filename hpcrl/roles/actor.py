@@ -109,7 +109,7 @@ def run(job: Job, groups: Sequence[EnvBatch]) -> None:
         GroupChannel(job.link, job.env, inference, g, job.rows_per_slot, job.restart)
         for g in range(len(groups))
     ]
-    timer = StageTimer(ACTOR_STAGES, pulse=job.link.pulse)
+    timer = StageTimer(ACTOR_STAGES, pulse=job.link.pulse, work="step")
     for envs, channel in zip(groups, channels, strict=True):
         batch = envs.reset()
         timer.mark("step")

@@ -120,7 +120,8 @@ def run(job: Job, brain: Brain, device: torch.device, given_slots: StepSlots | N
     held = None
     if isinstance(policy, PacedPolicy):
         held = HeldSlots(slots, policy, job.rows_per_slot, job.config.env.groups)
-    stats, timer = port.stats, StageTimer(INFERENCE_STAGES, pulse=link.pulse)
+    stats = port.stats
+    timer = StageTimer(INFERENCE_STAGES, pulse=link.pulse, work="forward")
     waiter = link.waiter(
         lambda: (
             f"{link.label} (rank {link.rank}) waited for {port.need()}; {slots.num_waiting} of "

@@ -88,7 +88,7 @@ class Learner:
         self.commands = CommandSender(link, clients)
         own: dict[str, Rule] = {"stop": "max", "checkpoint": "max", "checkpoint_open": "max"}
         self.votes = Agreement(group, {**own, **source.rules})
-        self.timer = StageTimer(LEARNER_STAGES, pulse=link.pulse)
+        self.timer = StageTimer(LEARNER_STAGES, pulse=link.pulse, work="forward_backward")
         self.book: Bookkeeper | None = None
         if job.rank == job.root:
             self.book = self._open_book()
@@ -261,7 +261,7 @@ def _shut_down(learner: Learner, stop: Stop, reason: str) -> None:
     if book:
         book.stopping()
         book.freeze()
-        book.last_checkpoint(learner.state, {"restart": learner.job.restart})
+        book.last_checkpoint(learner.state, {"restart": learner.job.restart}, link.pulse.beat)
     learner.commands.send(Command.STOP)
 
     def drain() -> None:

@@ -21,7 +21,7 @@ def run(job: Job, brain: Brain, device: torch.device, groups: Sequence[EnvBatch]
     policy = make_policy(job, brain, device, job.env_ids(job.rank))
     paced = policy if isinstance(policy, PacedPolicy) else None
     port = LearnerPort(job, policy)
-    timer = StageTimer(("step", *INFERENCE_STAGES), pulse=job.link.pulse)
+    timer = StageTimer(("step", *INFERENCE_STAGES), pulse=job.link.pulse, work="step")
     local = LocalGroups(job, groups, port.stats, timer, policy.evaluation)
     timer.mark("step")
     waiter = job.link.waiter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hpcrl.run.metrics import MetricsWriter
 from hpcrl.run.progress import Progress
 from hpcrl.run.rank_log import log
 from hpcrl.run.run_dir import RunDir, RunDirError
+from hpcrl.run.slowness import Slow
 from hpcrl.run.stopping import lead_problem
 from hpcrl.specs import ENV_FAILURES
 from hpcrl.topology import Topology
@@ -43,6 +44,9 @@ class Bookkeeper:
       collector: statistics of the acting ranks.
       rounds: of the evaluator ranks.
       lost_workers: workers that have died; inference ranks count their actors.
+
+    Attributes:
+      slow: tells the slow ranks of the job.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Bookkeeper:
         self._rounds = rounds
         self._evaluated: dict[str, float] = {}
         self._lost_workers = lost_workers
+        self.slow: Callable[[], Sequence[Slow]] = list
         self._metrics = MetricsWriter(run_dir, restart, config.metrics.tensorboard, counters)
         self._writer = CheckpointWriter(run_dir, config.checkpoint.keep)
         self.progress = Progress(str(run_dir), config.stop)
@@ -237,12 +242,24 @@ class Bookkeeper:
         values["failed_checkpoints"] = self._failed_checkpoints
         evaluated = self._rounds.take()
         self._evaluated = evaluated or self._evaluated
+        slow = self._note_slow()
+        values["slow_ranks"] = len(slow)
 
         def write() -> None:
-            record = self._metrics.write(self.counters, {**values, **evaluated})
+            record = self._metrics.write(self.counters, {**values, **evaluated}, slow)
             self.progress.update({**self._evaluated, **record})
 
         self._try("metrics", write)
+
+    def _note_slow(self) -> dict[str, str]:
+        """Name the slow ranks, for the record; say so where it is news."""
+        slow = self.slow()
+        for rank in slow:
+            self._say_once(f"slow {rank.beat.rank}", rank.describe())
+        self._troubles -= {t for t in self._troubles if t.startswith("slow ")} - {
+            f"slow {rank.beat.rank}" for rank in slow
+        }
+        return {"slow_ranks_are": "; ".join(rank.describe() for rank in slow)} if slow else {}
 
     def _check_lead(self, checkpoint_s: float) -> None:
         """Warn once when the measured checkpoint leaves too little time before the deadline."""
@@ -334,25 +351,34 @@ class Bookkeeper:
         self._next_checkpoint_s = start_s + (self._config.checkpoint.every_s or float("inf"))
 
     def last_checkpoint(
-        self, snapshot: Callable[[], Mapping[str, Any]], state: dict[str, Any]
+        self,
+        snapshot: Callable[[], Mapping[str, Any]],
+        state: dict[str, Any],
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """Write the checkpoint of a stop and return when it is durable.
+
+        Args:
+          snapshot: as in `checkpoint`.
+          state: as in `checkpoint`.
+          beat: called while it gets on.
 
         Raises:
           CheckpointError: it could not be written, however often it was tried.
         """
         end_s = time.monotonic() + self._pause_s
         with contextlib.suppress(CheckpointError):
-            self._writer.wait()  # for a write under way, which this one replaces
+            self._writer.wait(beat)  # for a write under way, which this one replaces
         while True:
             try:
                 self.checkpoint(snapshot, state)
-                self._writer.wait()
+                self._writer.wait(beat)
                 return
             except CheckpointError as error:
                 if time.monotonic() + _RETRY_S > end_s:
                     raise
                 self._say_once("checkpoint", f"{error}; tries again")
+            beat()
             time.sleep(_RETRY_S)
 
     def close(self, state: str, verdict: str, stages: Mapping[str, float]) -> None:

@@ -10,6 +10,7 @@ SHA-256 sums of all files, so damage done later is found when it is read.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -95,10 +96,18 @@ def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in names if match), reverse=True)
 
 
-def save_checkpoint(run_dir: Path, snapshot: Snapshot, keep: int) -> Path:
+def save_checkpoint(
+    run_dir: Path, snapshot: Snapshot, keep: int, advance: Callable[[], None] = lambda: None
+) -> Path:
     """Write a checkpoint durably, then remove all but the newest `keep`.
 
     A good checkpoint of the same step is left as it is: it holds the same learner state.
+
+    Args:
+      run_dir: the run directory.
+      snapshot: what to save.
+      keep: how many checkpoints remain.
+      advance: called whenever a part of the work on the disk is done.
 
     Returns:
       Its directory.
@@ -118,11 +127,11 @@ def save_checkpoint(run_dir: Path, snapshot: Snapshot, keep: int) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_partial(run_dir)
-        if not _is_good(final):
+        if not _is_good(final, advance):
             if final.exists():
                 _set_aside(final)
             partial.mkdir()
-            _write(partial, snapshot)
+            _write(partial, snapshot, advance)
             os.rename(partial, final)
             sync_directory(folder)
         atomic_write(folder / "latest", final.name + "\n")
@@ -192,7 +201,16 @@ def remove_partial(run_dir: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _write(partial: Path, snapshot: Snapshot) -> None:
+def partial_bytes(run_dir: Path) -> int:
+    """Return how many bytes of a checkpoint that is being written have reached its files."""
+    total = 0
+    for path in (run_dir / CHECKPOINTS).glob("tmp-step-*/*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _write(partial: Path, snapshot: Snapshot, advance: Callable[[], None]) -> None:
     saved = {"step": snapshot.step, "state": dict(snapshot.state)}
     write_synced(partial / _STATE, json.dumps(saved))
     # safetensors copies the memory of an array as if it were C-contiguous, without a check.
@@ -202,28 +220,30 @@ def _write(partial: Path, snapshot: Snapshot) -> None:
     shutil.copymode(partial / _STATE, partial / _TENSORS)
     for name, write in snapshot.extra_files.items():
         write(partial / name)
+        advance()
     names = [_STATE, _TENSORS, *snapshot.extra_files]
     for name in names[1:]:
-        sync_file(partial / name)
+        sync_file(partial / name, advance)
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "created_unix_s": time.time(),
-        "files": {name: _describe(partial / name) for name in names},
+        "files": {name: _describe(partial / name, advance) for name in names},
     }
     write_synced(partial / _MANIFEST, json_text(manifest, indent=2) + "\n")
     sync_directory(partial)
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
             size += len(chunk)
+            advance()
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _verify(path: Path) -> None:
+def _verify(path: Path, advance: Callable[[], None] = lambda: None) -> None:
     """Compare every file with the manifest."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
@@ -233,7 +253,7 @@ def _verify(path: Path) -> None:
                 f"checkpoint {path} has schema version {version}; this hpcrl reads {SCHEMA_VERSION}"
             )
         for name, expected in manifest["files"].items():
-            found = _describe(path / name)
+            found = _describe(path / name, advance)
             if found["bytes"] != expected["bytes"]:
                 sizes = f"{found['bytes']} bytes instead of {expected['bytes']}"
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} has {sizes}")
@@ -246,9 +266,9 @@ def _verify(path: Path) -> None:
         raise CheckpointError(f"checkpoint {path} is damaged: {_MANIFEST} is no manifest") from None
 
 
-def _is_good(path: Path) -> bool:
+def _is_good(path: Path, advance: Callable[[], None]) -> bool:
     try:
-        _verify(path)
+        _verify(path, advance)
     except CheckpointError:
         return False
     return True

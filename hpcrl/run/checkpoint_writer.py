@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from hpcrl.run.checkpoint import CheckpointError, Snapshot, save_checkpoint
+from hpcrl.run.checkpoint import CheckpointError, Snapshot, partial_bytes, save_checkpoint
+
+_LOOK_S = 0.5
 
 
 class CheckpointWriter:
@@ -24,6 +27,7 @@ class CheckpointWriter:
         self._keep = keep
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._parts = 0
 
     @property
     def busy(self) -> bool:
@@ -54,14 +58,23 @@ class CheckpointWriter:
             return error
         return None
 
-    def wait(self) -> None:
+    def wait(self, beat: Callable[[], None] = lambda: None) -> None:
         """Return when nothing is being written.
+
+        Args:
+          beat: called about twice a second while the write gets on; not while the disk hangs.
 
         Raises:
           CheckpointError: the write failed; reported once.
         """
         if self._thread is not None:
-            self._thread.join()
+            seen = None
+            while self._thread.is_alive():
+                self._thread.join(_LOOK_S)
+                done = self._parts, partial_bytes(self._run_dir)
+                if done != seen:
+                    beat()
+                seen = done
             self._thread = None
         error, self._error = self._error, None
         if isinstance(error, CheckpointError):
@@ -72,9 +85,12 @@ class CheckpointWriter:
     def _write(self, snapshot: Snapshot) -> None:
         start_s = time.monotonic()
         try:
-            save_checkpoint(self._run_dir, snapshot, self._keep)
+            save_checkpoint(self._run_dir, snapshot, self._keep, self._advance)
             self.saved_step = snapshot.step
         except Exception as error:  # handed to the training thread
             self._error = error
         finally:
             self.write_s = time.monotonic() - start_s
+
+    def _advance(self) -> None:
+        self._parts += 1

@@ -1,9 +1,9 @@
-"""Every rank's sign of life: a record of fixed size in one small file per node.
+"""Every rank's sign of life, as the nodes' files tell it.
 
-    RUN/logs/beats/node-00000    one line of JSON per rank of that node, overwritten in place
+    RUN/logs/beats/node-00000    one line of JSON per rank of that node; who is dead, by its word
 
 What is written is what the rank's LOOP did, not that a thread of it lives: `beat_unix_s` is when
-the loop was last seen going round. Readers need no MPI and can be on any node.
+the loop was last seen going round. Readers need no MPI and can be on any node; `node_table` writes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import NamedTuple
 
 from hpcrl.human import format_duration
 
-RECORD_BYTES = 512
 LEFT = "left"
 """The stage of a rank that has ended normally."""
-
-_NUM_NAME = 64
-_NUM_LOST = 24
+DIED = "died"
+"""The stage, to readers, of a rank that another one knows to be dead while the run goes on."""
 
 
 class Beat(NamedTuple):
@@ -36,7 +34,8 @@ class Beat(NamedTuple):
       stage: the stage that the loop finished last.
       beats: rounds of the loop; only whether it changes matters.
       beat_unix_s: when it was last seen to change.
-      lost: ranks that this one knows to be dead, while the run goes on without them.
+      work_s: mean time that its own work took lately, once; 0: unknown.
+      work_share: share of the time that it spent on that.
     """
 
     rank: int
@@ -48,32 +47,8 @@ class Beat(NamedTuple):
     stage: str = "start"
     beats: int = 0
     beat_unix_s: float = 0.0
-    lost: tuple[int, ...] = ()
-
-
-class BeatFile:
-    """One rank's record in its node's file.
-
-    Raises:
-      OSError: the folder can't be made or, in `write`, the record not be written.
-    """
-
-    def __init__(self, run_dir: Path, node: int, slot: int):
-        folder = beats_folder(run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"node-{node:05d}"
-        self._offset = slot * RECORD_BYTES
-
-    def write(self, beat: Beat) -> None:
-        """Overwrite the record."""
-        fields = beat._replace(host=beat.host[:_NUM_NAME], lost=beat.lost[:_NUM_LOST])._asdict()
-        line = json.dumps(fields).encode().ljust(RECORD_BYTES - 1) + b"\n"
-        # Closed each time: that is when NFS shows it to other nodes, without a sync of a disk.
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
-            os.pwrite(descriptor, line, self._offset)
-        finally:
-            os.close(descriptor)
+    work_s: float = 0.0
+    work_share: float = 0.0
 
 
 def beats_folder(run_dir: Path) -> Path:
@@ -84,45 +59,53 @@ def beats_folder(run_dir: Path) -> Path:
 def read_beats(run_dir: Path, restart: int | None = None) -> list[Beat]:
     """Return the newest beat of every rank of one start (None: of the newest), by rank."""
     beats: list[Beat] = []
+    dead: set[tuple[int, int]] = set()
     for path in sorted(beats_folder(run_dir).glob("node-*")):
         try:
-            data = path.read_bytes()
+            lines = path.read_bytes().splitlines()
         except OSError:
             continue
-        for start in range(0, len(data), RECORD_BYTES):
-            beat = _parse(data[start : start + RECORD_BYTES])
-            if beat is not None:
-                beats.append(beat)
+        for line in lines:
+            beat, lost = _parse(line)
+            beats += beat
+            dead |= lost
     newest = max((beat.restart for beat in beats), default=0) if restart is None else restart
-    return sorted(beat for beat in beats if beat.restart == newest)
+    return sorted(
+        beat._replace(stage=DIED) if (newest, beat.rank) in dead else beat
+        for beat in beats
+        if beat.restart == newest
+    )
 
 
-def _parse(record: bytes) -> Beat | None:
-    """Return the beat, None where a record was never written or is being written."""
+def _parse(line: bytes) -> tuple[list[Beat], set[tuple[int, int]]]:
+    """Return a line's beat, if it is one, and the (restart, rank) that it says are dead.
+
+    A record that was changed while it was copied is neither; the next one will be whole.
+    """
     try:
-        fields = json.loads(record.strip(b"\0 \n"))
-        return Beat(**{**fields, "lost": tuple(fields["lost"])})
+        fields = json.loads(line)
+        if "lost" in fields:
+            return [], {(fields["restart"], rank) for rank in fields["lost"]}
+        return [Beat(**fields)], set()
     except (ValueError, TypeError, KeyError):
-        return None
+        return [], set()
 
 
 def lost_ranks(beats: Iterable[Beat]) -> set[int]:
     """Return the ranks that others know to be dead."""
-    return {rank for beat in beats for rank in beat.lost}
+    return {beat.rank for beat in beats if beat.stage == DIED}
 
 
 def silent(beats: Sequence[Beat], now_unix_s: float) -> list[Beat]:
     """Return those whose loop stands still, the longest silent first.
 
-    A few ticks pass between a beat and its record, and the clocks of nodes differ a little.
+    A few ticks pass between a beat and its record, more where another rank of the node must take
+    over the writing, and the clocks of nodes differ a little.
     """
-    lost = lost_ranks(beats)
     quiet = [
         beat
         for beat in beats
-        if beat.stage != LEFT
-        and beat.rank not in lost
-        and now_unix_s - beat.beat_unix_s > 4 * beat.tick_s + 2.0
+        if beat.stage not in (LEFT, DIED) and now_unix_s - beat.beat_unix_s > 4 * beat.tick_s + 2.0
     ]
     return sorted(quiet, key=lambda beat: beat.beat_unix_s)
 

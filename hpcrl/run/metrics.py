@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from hpcrl.durable import atomic_write, json_text, reason
@@ -60,12 +61,18 @@ class MetricsWriter:
             except OSError as error:
                 raise self._no_events(error) from None
 
-    def write(self, counters: Counters, values: Mapping[str, float | None]) -> dict[str, Any]:
+    def write(
+        self,
+        counters: Counters,
+        values: Mapping[str, float | None],
+        notes: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """Append one record and hand it to the operating system.
 
         Args:
           counters: totals so far.
           values: metrics by name; NaN, infinities and None become null.
+          notes: words by name, for metrics.jsonl alone.
 
         Returns:
           The record: time_unix_s, restart, the counters, the values.
@@ -78,7 +85,7 @@ class MetricsWriter:
         head = {"time_unix_s": now_s, "restart": self._restart, **counters.to_dict()}
         if clash := head.keys() & values.keys():
             raise ValueError(f"metrics {sorted(clash)} have names of counters")
-        record: dict[str, Any] = json.loads(json_text({**head, **values}))
+        record: dict[str, Any] = json.loads(json_text({**head, **values, **notes}))
         self._append(json.dumps(record).encode() + b"\n")
         if self._events is not None:
             scalars = {name: record[name] for name in values if record[name] is not None}

@@ -15,6 +15,7 @@ from hpcrl.run.heartbeat import LEFT, describe, lost_ranks, read_beats, silent
 from hpcrl.run.metrics import read_last_metrics
 from hpcrl.run.report import key_value_table, summarise, summary_table
 from hpcrl.run.run_dir import UNDER_WAY, RunDir, RunDirError
+from hpcrl.run.slowness import slow_ranks
 from hpcrl.run.stacks import collect_stacks, request_stacks
 
 SILENT_AFTER_S = 60.0
@@ -61,6 +62,7 @@ def _rank_lines(run_dir: Path, now_unix_s: float) -> list[Text]:
     """Who is silent since when, and who is dead while the others go on."""
     beats = read_beats(run_dir, (RunDir(run_dir).read_status() or {}).get("restart"))
     lines = [Text(describe(beat, now_unix_s), "bold red") for beat in silent(beats, now_unix_s)]
+    lines += [Text(slow.describe(), "yellow") for slow in slow_ranks(beats)]
     names = {beat.rank: beat.name for beat in beats}
     lost = ", ".join(f"{names.get(rank, '')} (rank {rank})" for rank in sorted(lost_ranks(beats)))
     if lost:
@@ -100,7 +102,7 @@ def show_stacks(run_dir: Path, wait_s: float) -> int:
         raise RunDirError(f"{run_dir}: no rank has given a sign of life yet")
     longest_tick_s = max(beat.tick_s for beat in alive.values())
     name = request_stacks(run_dir)
-    answers, missing = collect_stacks(run_dir, name, set(alive), max(wait_s, 2 * longest_tick_s))
+    answers, missing = collect_stacks(run_dir, name, set(alive), max(wait_s, 3 * longest_tick_s))
     for rank in sorted(answers):
         print(answers[rank], flush=True)
     for rank in sorted(missing):

@@ -16,15 +16,23 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from hpcrl.durable import reason
-from hpcrl.run.heartbeat import LEFT, Beat, BeatFile, describe, lost_ranks, read_beats
+from hpcrl.run.heartbeat import DIED, LEFT, Beat, describe, read_beats
+from hpcrl.run.node_table import NodeTable
 from hpcrl.run.rank_log import log
 from hpcrl.run.run_dir import RunDirError
+from hpcrl.run.slowness import Slow, WorkRate, slow_ranks
 from hpcrl.run.stacks import answer_request, newest_request, request_stacks, stacks_folder
 from hpcrl.timing import Pulse
 
 _LONGEST_TICK_S = 5.0
 _TICKS_PER_TIMEOUT = 20
-_ANSWER_TICKS = 4
+_ANSWER_TICKS = 6
+"""Until all have answered: a tick each for the node's writer and the rank, and the time in which
+another one becomes the writer."""
+
+_FRESH_TICKS = 4
+_GATHER_S = 0.25
+"""How soon to look again while ranks of the node are still to come, so that all are known soon."""
 
 
 def tick_s(timeout_s: float) -> float:
@@ -40,7 +48,7 @@ class Silence:
 
     Args:
       timeout_s: longest time without a beat.
-      start_timeout_s: the same before a rank has finished its first stage.
+      start_timeout_s: the same while a rank starts.
     """
 
     def __init__(self, timeout_s: float, start_timeout_s: float):
@@ -55,7 +63,6 @@ class Silence:
         if self._last_s is not None and now_s - self._last_s > self._longest_gap_s:
             self._changed.clear()
         self._last_s = now_s
-        lost = lost_ranks(beats)
         late = []
         for beat in beats:
             seen = self._changed.get(beat.rank)
@@ -63,7 +70,7 @@ class Silence:
                 self._changed[beat.rank] = beat.beats, now_s
                 continue
             limit_s = self._start_timeout_s if beat.stage == "start" else self._timeout_s
-            if now_s - seen[1] > limit_s and beat.stage != LEFT and beat.rank not in lost:
+            if now_s - seen[1] > limit_s and beat.stage not in (LEFT, DIED):
                 late.append(beat)
         return late
 
@@ -75,12 +82,12 @@ class Watchdog:
       pulse: beaten by the loop.
       beat: this rank's record, but for what changes.
       run_dir: the run directory.
-      node: index of this rank's node.
-      slot: of this rank within its node.
+      table: what the ranks of this node share.
       silence: on a rank that watches the others, else None.
       timeout_s: longest time without a beat; 0: nobody ends the job.
       end_job: called in the thread with the reason, once; must not return.
       lost_ranks: ranks that this one has seen die; grows.
+      finds_slow: whether this rank looks for slow ones.
     """
 
     def __init__(
@@ -88,18 +95,21 @@ class Watchdog:
         pulse: Pulse,
         beat: Beat,
         run_dir: Path,
-        node: int,
-        slot: int,
+        table: NodeTable,
         silence: Silence | None,
         timeout_s: float,
         end_job: Callable[[str], None],
         lost_ranks: AbstractSet[int] = frozenset(),
+        finds_slow: bool = False,
     ):
+        self._slow: list[Slow] = []
+        self._finds_slow = finds_slow
+        self._work = WorkRate()
         self._lost_ranks = lost_ranks
         self._pulse = pulse
         self._beat = beat._replace(beat_unix_s=time.time())
         self._run_dir = run_dir
-        self._file = BeatFile(run_dir, node, slot)
+        self._table = table
         self._held = run_dir / "logs" / f"held-rank-{beat.rank:05d}.txt"
         self._held_file = self._held.open("w")
         self._silence = silence
@@ -113,46 +123,57 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
+    def slow_ranks(self) -> Sequence[Slow]:
+        """The slow ranks of the job, as of the last look; on a rank that looks for them."""
+        return self._slow
+
     def stop(self) -> None:
         """End the thread and say that this rank has ended normally."""
         self._stop.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(OSError):
-            self._file.write(self._beat._replace(stage=LEFT))
+            self._table.leave(self._beat)
+        self._table.close()
+        with contextlib.suppress(OSError):
             self._held_file.close()
             self._held.unlink()
 
     def _run(self) -> None:
         while True:
+            complete = self._table.complete
             written = self._write()
             if self._timeout_s:
                 # Only reached while Python's lock can be had; else it goes off.
                 faulthandler.dump_traceback_later(self._timeout_s, file=self._held_file)
             self._answer()
-            if self._silence is not None and written:
-                self._judge(self._silence)
-            if self._stop.wait(self._beat.tick_s):
+            if written and (self._silence is not None or self._finds_slow):
+                self._look_at_all()
+            if self._stop.wait(
+                self._beat.tick_s if complete else min(self._beat.tick_s, _GATHER_S)
+            ):
                 return
 
     def _write(self) -> bool:
-        """Write the heartbeat; say whether the file system took it."""
+        """Give the heartbeat; say whether the file system takes those of this node."""
         beats, stage = self._pulse.beats, self._pulse.stage
         if beats != self._beat.beats:
             self._beat = self._beat._replace(beats=beats, stage=stage, beat_unix_s=time.time())
-        self._beat = self._beat._replace(lost=tuple(sorted(self._lost_ranks)))
+        work_s, share = self._work.look(self._pulse, time.monotonic())
+        self._beat = self._beat._replace(work_s=work_s, work_share=share)
+        self._table.put(self._beat, tuple(self._lost_ranks))
         try:
-            self._file.write(self._beat)
+            self._table.write_if_due(self._beat)
         except OSError as error:
             if not self._complained:
                 log.warning("can't write the heartbeat (%s)", reason(error))
             self._complained = True
             return False
         self._complained = False
-        return True
+        return self._table.age_s < _FRESH_TICKS * self._beat.tick_s
 
     def _answer(self) -> None:
-        name = newest_request(self._run_dir)
+        name = self._table.request
         if not name or name == self._request:
             return
         self._request, self._answered_s = name, time.monotonic()
@@ -163,10 +184,17 @@ class Watchdog:
         except OSError as error:
             log.warning("can't write stacks (%s)", reason(error))
 
-    def _judge(self, silence: Silence) -> None:
+    def _look_at_all(self) -> None:
+        beats = read_beats(self._run_dir, self._beat.restart)
+        if self._finds_slow:
+            self._slow = slow_ranks(beats)
+        if self._silence is not None:
+            self._judge(self._silence, beats)
+
+    def _judge(self, silence: Silence, beats: Sequence[Beat]) -> None:
         """Ask for stacks when someone is silent, and end the job when they had time to come."""
         now_s = time.monotonic()
-        late = silence.look(read_beats(self._run_dir, self._beat.restart), now_s)
+        late = silence.look(beats, now_s)
         if not late:
             self._verdict_s = None
         elif self._verdict_s is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ from hpcrl.comm.team import Team
 from hpcrl.comm.wire import digest, reply_layout, step_layout
 from hpcrl.config.load import ConfigError, config_hash, parse_config, to_dict, to_yaml
 from hpcrl.config.root import Config
-from hpcrl.durable import reason
 from hpcrl.job import Job, Seat
 from hpcrl.layouts import (
     check_paced_batch,
@@ -38,19 +36,18 @@ from hpcrl.layouts import (
 from hpcrl.node.node_facts import choose_threads, node_facts
 from hpcrl.node.slurm_env import LaunchInfo, check_world_size, parse_time_unix_s, read_launch_info
 from hpcrl.run.checkpoint import Checkpoint, CheckpointError
-from hpcrl.run.heartbeat import Beat
-from hpcrl.run.rank_log import log, log_to
+from hpcrl.run.node_table import Offer
+from hpcrl.run.rank_log import log_to
 from hpcrl.run.resume import MAY_CHANGE, RunIsDone, check_not_done, open_run
 from hpcrl.run.run_dir import RunDir, RunDirError
 from hpcrl.run.stopping import StopSignal
-from hpcrl.run.watchdog import Silence, Watchdog, tick_s
+from hpcrl.run.watchdog import Watchdog
 from hpcrl.specs import EnvSpec
 from hpcrl.start.plan_numbers import derived_numbers
+from hpcrl.start.watching import start_watchdog
 from hpcrl.timing import choose_wait_policy
-from hpcrl.topology import ROLES, RoleDemand, Topology, TopologyError, node_map, plan_topology
+from hpcrl.topology import RoleDemand, Topology, TopologyError, node_map, plan_topology
 from hpcrl.topology.shards import shard_bounds
-
-_ABORT_S = 10.0
 
 
 def demand_of(config: Config) -> RoleDemand:
@@ -73,6 +70,7 @@ class Start(NamedTuple):
     checkpoint: Checkpoint | None
     labels: list[str]
     watchdog: Watchdog | None
+    memory: Offer
 
 
 def run_rank(link: Link, read: Callable[[], Config], stop_signal: StopSignal | None = None) -> int:
@@ -97,9 +95,11 @@ def run_rank(link: Link, read: Callable[[], Config], stop_signal: StopSignal | N
             print(f"hpcrl: {error}", file=sys.stderr, flush=True)
         return error.code
     link.deadline_s = start.seat.config.transport.deadline_s
+    link.pulse.beat("started")
     code = run()
     if start.watchdog:
         start.watchdog.stop()
+    start.memory.close()
     return code
 
 
@@ -136,7 +136,8 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
     )
     problem = check_world_size(info, link.size)
     agree_to_start(world, link.label, Failure(problem, exit_codes.LAUNCH) if problem else None)
-    facts = gather_json(world, node_facts(info.role))
+    memory = Offer()
+    facts = gather_json(world, {**node_facts(info.role), "memory": memory.facts})
     topology: Topology = _attempt(
         world,
         link.label,
@@ -172,49 +173,9 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
         team=Team(team) if team else None,
     )
     log_to(seat.run_dir, link.rank, seat.restart)
-    watchdog = start_watchdog(seat, labels[link.rank])
-    return Start(seat, signal, opened.checkpoint if opened else None, labels, watchdog)
-
-
-def start_watchdog(seat: Seat, name: str) -> Watchdog | None:
-    """Begin this rank's heartbeat; one rank of each role watches all of them."""
-    from hpcrl.comm.transport import abort
-
-    topology, run = seat.topology, seat.config.run
-    tick = tick_s(run.silence_timeout_s)
-    node = topology.node_of[seat.rank]
-    host = os.uname().nodename
-    beat = Beat(seat.rank, name, host, os.getpid(), seat.restart, tick)
-    watchers = [topology.ranks_of(role)[:1] for role in ROLES]
-    silence = None
-    if run.silence_timeout_s and any(seat.rank in first for first in watchers):
-        start_s = seat.config.transport.start_deadline_s
-        silence = Silence(run.silence_timeout_s, start_s)
-
-    def end_job(why: str) -> None:
-        RunDir(seat.run_dir).note_failure(why)
-        log.error(why)
-        print(f"hpcrl: {why}", file=sys.stderr, flush=True)
-        # If the loop is stuck inside MPI, an abort from here may be stuck, too.
-        faulthandler.dump_traceback_later(_ABORT_S, exit=True)
-        abort(exit_codes.INTERNAL)
-
-    slot = topology.nodes[node].ranks.index(seat.rank)
-    try:
-        return Watchdog(
-            seat.link.pulse,
-            beat,
-            seat.run_dir,
-            node,
-            slot,
-            silence,
-            run.silence_timeout_s,
-            end_job,
-            seat.link.lost_ranks,
-        )
-    except OSError as error:
-        log.warning("no heartbeat of this rank (%s)", reason(error))
-        return None
+    offers = [f["memory"] for f in facts]
+    watchdog = start_watchdog(seat, labels[link.rank], memory, offers)
+    return Start(seat, signal, opened.checkpoint if opened else None, labels, watchdog, memory)
 
 
 def _plan(config: Config, facts: list[dict[str, Any]]) -> Topology:
@@ -462,6 +423,8 @@ def _prepare_server(start: Start, job: Job, brain: Any, group: Group) -> Callabl
 
 def _learn(start: Start, job: Job, learner: Any, learners: Any) -> int:
     """Run a learner by the module of its role."""
+    if learner.book and start.watchdog:
+        learner.book.slow = start.watchdog.slow_ranks
     outcome = learners.run(learner, start.signal)
     code = leave(job, outcome.exit_code, learner.group, learner.poll_last)
     learners.close(learner, outcome)

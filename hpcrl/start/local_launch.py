@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -17,9 +19,12 @@ from hpcrl import exit_codes
 from hpcrl.node.slurm_env import LaunchError
 
 _POLL_S = 0.5
+_LOOK_S = 0.05
 _LINGER_S = 15.0
 """How long mpirun may live on without a rank: in fault-tolerant mode it now and then never ends."""
 _PR_SET_PDEATHSIG = 1
+_SHARED_MEMORY = "/dev/shm"
+_BACKING = ("OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory")
 _DOCUMENTED = (
     exit_codes.DONE,
     exit_codes.USAGE,
@@ -81,6 +86,22 @@ def launch_environment(ranks: int) -> dict[str, str]:
     return environment
 
 
+@contextlib.contextmanager
+def segments_folder(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Hold a folder for Open MPI's shared memory, which a rank that is killed leaves behind.
+
+    Yields:
+      The variables that tell Open MPI; none where they are set or there is no /dev/shm.
+    """
+    if any(name in environ for name in _BACKING) or not os.access(_SHARED_MEMORY, os.W_OK):
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(
+        prefix="hpcrl-", dir=_SHARED_MEMORY, ignore_cleanup_errors=True
+    ) as folder:
+        yield dict.fromkeys(_BACKING, folder)
+
+
 def run_mpirun(
     command: Sequence[str], ranks: int, outcome: Callable[[], int] = lambda: exit_codes.INTERNAL
 ) -> int:
@@ -93,6 +114,11 @@ def run_mpirun(
     Should this process be killed, the system makes the same request in its place.
     An mpirun that outlives its ranks is killed; `outcome` then says how they ended.
     """
+    with segments_folder(os.environ) as variables:
+        return _run(command, {**launch_environment(ranks), **variables}, outcome)
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str], outcome: Callable[[], int]) -> int:
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
     requests = 0
     process: subprocess.Popen[bytes] | None = None
@@ -107,7 +133,7 @@ def run_mpirun(
         signal.signal(number, note)
     process = subprocess.Popen(
         command,
-        env=launch_environment(ranks),
+        env=environ,
         start_new_session=True,
         preexec_fn=_outlive_nobody(os.getpid()),
     )
@@ -123,6 +149,7 @@ def run_mpirun(
                 return outcome()
             if requests:
                 process.send_signal(signal.SIGUSR2)
+    children.wait_until_gone()
     code = 128 - code if code < 0 else code
     if requests and code == 128 + signal.SIGUSR2:
         return exit_codes.REQUEUE
@@ -136,6 +163,7 @@ class _Children:
     def __init__(self, pid: int):
         self._tasks = Path(f"/proc/{pid}/task")
         self._seen_s: float | None = None
+        self._pids: list[str] = []
 
     def gone_s(self) -> float:
         """Return the seconds since it was last seen with a live child."""
@@ -144,11 +172,18 @@ class _Children:
             self._seen_s = now_s
         return 0.0 if self._seen_s is None else now_s - self._seen_s
 
+    def wait_until_gone(self) -> None:
+        """Wait for ranks that outlive their mpirun: who starts the run again finds none of them."""
+        end_s = time.monotonic() + _LINGER_S
+        while any(self._lives(pid) for pid in self._pids) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+
     def _any(self) -> bool:
         try:
             pids = [p for task in self._tasks.iterdir() for p in self._read(task / "children")]
         except OSError:
             return False
+        self._pids = [pid for pid in pids if self._lives(pid)] or self._pids
         return any(self._lives(pid) for pid in pids)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import traceback
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn
 
 from hpcrl import exit_codes
 from hpcrl.config.load import ConfigError, load_config
@@ -97,7 +99,7 @@ def _check_isolation(config: Config) -> None:
 def train_command(path: str, overrides: Sequence[str]) -> int:
     """Train; return the exit code of this process."""
     if is_launched():
-        return _rank(path, overrides)
+        _rank(path, overrides)
     from hpcrl.start.launch import demand_of
     from hpcrl.start.local_launch import find_mpirun, mpirun_command, run_mpirun
 
@@ -134,7 +136,7 @@ def _code_of(run_dir: RunDir) -> int:
     return codes.get(str(state), exit_codes.INTERNAL)
 
 
-def _rank(path: str, overrides: Sequence[str]) -> int:
+def _rank(path: str, overrides: Sequence[str]) -> NoReturn:
     """This process is one rank: any failure that the others can't know of ends the job."""
     stop_signal = StopSignal()
     stop_signal.install()
@@ -150,7 +152,20 @@ def _rank(path: str, overrides: Sequence[str]) -> int:
         finalize()
     except BaseException as error:
         abort(_report(f"{link.label} (rank {link.rank})", error))
-    return code
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process without the interpreter's own end.
+
+    All is closed by now. Taking down torch takes seconds on a busy node, in which mpirun may be
+    gone and the run started again; and HDF5 crashes where it could not close a file.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _report(who: str, error: BaseException) -> int:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from env_wrappers import EnvError, EnvFailure, IsolatedBatch, Isolation, make
+from env_wrappers import pipe_messages as messages
 from env_wrappers.child_process import child_environment
 from env_wrappers.errors import ActionError
 from tests.broken_envs import FAULTS, faults_in
@@ -250,9 +251,19 @@ def test_a_child_never_thinks_that_it_is_a_rank():
 
 
 OWNER = """
-import sys, time
+import sys, threading, time
 from env_wrappers import IsolatedBatch, Isolation
-batch = IsolatedBatch("tests.env_wrappers.bad_makers:family", 1, [0], {}, Isolation())
+def make():
+    global batch
+    batch = IsolatedBatch("tests.env_wrappers.bad_makers:family", 1, [0], {}, Isolation())
+if sys.argv[1] == "threads":
+    for _ in range(3):
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    maker = threading.Thread(target=make)
+    maker.start()
+    maker.join()
+else:
+    make()
 batch.reset()
 import psutil
 print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
@@ -263,7 +274,7 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("doing", ["idle", "hang"])
+@pytest.mark.parametrize("doing", ["idle", "hang", "threads"])
 def test_children_and_what_they_started_die_with_a_process_that_is_killed(doing):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, doing], stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -272,8 +283,28 @@ def test_children_and_what_they_started_die_with_a_process_that_is_killed(doing)
     assert len(pids) == 2, "the child and what it started"
     if doing == "hang":
         time.sleep(0.3)
+    assert all(lives(pid) for pid in pids), "they outlive the thread that made them"
     owner.kill()
     owner.wait()
+    wait_for_end(pids)
+
+
+@pytest.mark.parametrize("end", ["_commands", "_answers"])
+def test_a_child_that_nobody_asks_or_hears_takes_along_what_it_started(end):
+    batch = IsolatedBatch("tests.env_wrappers.bad_makers:family", 1, [0], {}, Isolation())
+    batch.reset()
+    child = batch._child
+    pids = [child.pid, *(p.pid for p in psutil.Process(child.pid).children(recursive=True))]
+    assert len(pids) == 2
+    with open(os.devnull, "r+b") as nothing:
+        os.dup2(nothing.fileno(), getattr(child, end))
+    if end == "_answers":
+        child.send(messages.RESET)
+    wait_for_end(pids)
+    batch.close()
+
+
+def wait_for_end(pids):
     end_s = time.monotonic() + 10.0
     while any(lives(pid) for pid in pids) and time.monotonic() < end_s:
         time.sleep(0.02)

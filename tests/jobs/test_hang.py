@@ -24,6 +24,17 @@ IMPALA: dict = {
 }
 
 
+TEAMS: dict = {
+    "topology": {"learners": 1, "inference": 1, "actors": 1},
+    "env": {"name": "tests.shared_env:make", "options": {}, "ranks_per_env": 2},
+}
+EVALUATED: dict = {
+    "topology": {"learners": 1, "inference": 1, "actors": 1, "evaluators": 1},
+    "evaluation": {"episodes": 2, "envs": 2, "every_s": 0.1},
+}
+NEEDS = {"worker": IMPALA, "follower": TEAMS, "evaluator": EVALUATED}
+
+
 def hpcrl(*arguments):
     result = subprocess.run(
         [sys.executable, "-m", "hpcrl", *map(str, arguments)],
@@ -46,13 +57,14 @@ def start(folder, **sections):
     )
 
 
-@pytest.mark.parametrize("role", ["learner", "inference", "actor", "worker"])
+@pytest.mark.parametrize(
+    "role", ["learner", "inference", "actor", "worker", "follower", "evaluator"]
+)
 def test_a_stopped_rank_is_named_and_the_job_ends_and_can_be_resumed(tmp_path, role):
-    sections = IMPALA if role == "worker" else {}
-    config, run_dir = start(tmp_path, **sections)
+    config, run_dir = start(tmp_path, **NEEDS.get(role, {}))
     with TrainingJob(config) as job:
         job.wait_until(lambda: list_checkpoints(run_dir), "checkpoint")
-        # Until its first stage is known it has the whole time of a start.
+        # While it starts it has the whole time of a start.
         job.wait_until(lambda: all(b.stage != "start" for b in read_beats(run_dir)), "stages")
         (victim,) = [b for b in read_beats(run_dir) if b.name == f"{role} 0"]
         others = {beat.rank for beat in read_beats(run_dir)} - {victim.rank}

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -114,7 +115,7 @@ def test_a_segment_that_is_closed_while_it_is_opened_is_found_by_its_new_name(
     if moment == 1:  # between the attempt to open it as a closed file and that as an open one
         closed.rename(listed)
         attempts = []
-        open_file = reading.h5py.File
+        open_file = h5py.File
 
         def opened(path, *arguments, **options):
             attempts.append(path)
@@ -123,7 +124,7 @@ def test_a_segment_that_is_closed_while_it_is_opened_is_found_by_its_new_name(
                 raise OSError("file is already open for write")
             return open_file(path, *arguments, **options)
 
-        monkeypatch.setattr(reading.h5py, "File", opened)
+        monkeypatch.setattr("h5py.File", opened)
     segment = reading.load_segment(listed)
     assert (segment.path, segment.finished) == (closed, True)
     assert check_frames(segment, 0) == 10

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -70,3 +71,43 @@ def test_an_error_of_the_caller_is_not_lost_in_the_thread(tmp_path):
     writer.submit(Snapshot(1, {}, {"not json": object()}))
     with pytest.raises(CheckpointError, match="not JSON serializable"):
         writer.wait()
+
+
+def test_who_waits_beats_while_bytes_move_and_no_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcrl.run.checkpoint_writer._LOOK_S", 0.02)
+    grow, grown, hang, hung, end = (threading.Event() for _ in range(5))
+
+    def slow(path):
+        with path.open("wb", buffering=0) as file:
+            while not hang.is_set():
+                file.write(b"x")
+                grown.set()
+                grow.wait(0.005)
+        hung.set()
+        end.wait(60)
+
+    writer = CheckpointWriter(tmp_path, keep=3)
+    writer.submit(snapshot(7, shard=slow))
+    beats = []
+    waiter = threading.Thread(target=writer.wait, args=(lambda: beats.append(1),))
+    waiter.start()
+    until(lambda: len(beats) > 5)
+    hang.set()
+    assert hung.wait(60)
+    until(lambda: beats == quiet(beats))
+    end.set()
+    waiter.join(60)
+    assert load_latest(tmp_path).step == 7
+
+
+def quiet(beats):
+    """The beats of some looks later."""
+    time.sleep(0.2)
+    return list(beats)
+
+
+def until(condition):
+    end_s = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)

@@ -12,11 +12,13 @@ _OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
 class BatchJob:
-    """One submitted job and its run directory."""
+    """One submitted job and its run directory; its output may lie in another folder."""
 
-    def __init__(self, cluster, folder, script, config, *options, sbatch=(), **environment):
+    def __init__(
+        self, cluster, folder, script, config, *options, sbatch=(), log=None, **environment
+    ):
         self.cluster, self.run = cluster, folder / "run"
-        self._output = folder / "output"
+        self._output = (log or folder) / "output"
         variables = {
             "HPCRL_PYTHON": sys.executable,
             "HPCRL_SITE": str(SITE),

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from hpcrl.run.metrics import read_metrics
-from hpcrl.start.local_launch import mpirun_command, run_mpirun
+from hpcrl.start.local_launch import mpirun_command, run_mpirun, segments_folder
 from tests.job_runner import TrainingJob, status_of
 from tests.jobs.test_end_to_end import SLOW, write_config
 from tests.mpi_runner import ROOT
@@ -41,6 +42,29 @@ def test_an_mpirun_that_outlives_its_ranks_is_ended_and_their_outcome_counts():
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == 75
+
+
+def test_shared_memory_that_killed_ranks_leave_behind_goes_with_the_job(tmp_path):
+    told = tmp_path / "told"
+    shell = f"cd $OMPI_MCA_btl_sm_backing_directory; touch left; ls -d $PWD/* > {told}"
+    assert run(f"run_mpirun(['/bin/sh', '-c', '{shell}'], 1)") == 0
+    (left,) = set(told.read_text().split())
+    assert left.endswith("/left")
+    assert not Path(left).parent.exists()
+
+
+def test_a_rank_that_outlives_its_mpirun_is_waited_for(tmp_path):
+    told = tmp_path / "told"
+    shell = f"sleep 3 & echo $! > {told}; sleep 1.5; exit 75"
+    assert run(f"run_mpirun(['/bin/sh', '-c', '{shell}'], 1)") == 75
+    pid = int(told.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_site_that_says_where_shared_memory_lies_is_obeyed(tmp_path):
+    environ = {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
+    with segments_folder(environ) as variables:
+        assert variables == {}
 
 
 def test_a_second_request_ends_the_job_with_a_documented_code():
