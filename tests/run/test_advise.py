@@ -70,7 +70,6 @@ def write(folder, records, **files):
         (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("case", CASES)
 def test_workers_that_mostly_compute_gradients_are_what_the_servers_wait_for():
     means = {
         "learner_wait_share": 0.9,
@@ -93,6 +92,7 @@ def test_the_lag_of_gradients_is_told_with_what_it_cost():
     assert "gradient lag: 2.2 versions of a shard, at most 7, 3 gradients dropped" in line
 
 
+@pytest.mark.parametrize("case", CASES)
 def test_the_side_that_others_wait_for_is_named_with_figures_and_a_knob(case):
     means, shape = CASES[case]
     advice = advise(means, shape)
