@@ -36,7 +36,7 @@ def record():
         if when == "write":
             for _ in range(50):
                 append(writer)
-        writer.close({"reason": "end"})
+        writer.close("finished", {})
     except (OSError, RuntimeError, ValueError) as error:
         print("failed:", error)
         writer.abandon()
