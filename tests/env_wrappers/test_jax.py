@@ -1,6 +1,8 @@
 """Batches in JAX against plain loops; collected where JAX is installed."""
 
 import functools
+import subprocess
+import sys
 
 import gymnasium
 import jax
@@ -137,3 +139,20 @@ def test_cartpole_moves_as_the_equations_say():
             after = np.frombuffer(transition.after, np.float32)
             np.testing.assert_allclose(after, wanted, rtol=1e-4, atol=1e-5)
             assert transition.reward == 1.0
+
+
+_COUNT = """
+import os, sys
+from env_wrappers.jax_start import JAX_OPTIONS, start_jax
+jax = start_jax("a test", {**JAX_OPTIONS, "num_threads": int(sys.argv[1])})
+jax.jit(lambda a: a @ a)(jax.numpy.ones((700, 700))).block_until_ready()
+tasks = (open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task"))
+print(sum("XLAEigen" in name for name in tasks))
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_pool_that_computes_has_the_threads_that_were_asked_for(threads):
+    command = [sys.executable, "-c", _COUNT, str(threads)]
+    counted = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert int(counted.stdout) == threads
