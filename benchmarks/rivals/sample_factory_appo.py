@@ -29,7 +29,7 @@ def options(job, folder):
         "worker_num_splits": 2,
         "policy_workers_per_policy": 1,
         "rollout": job["unroll"],
-        "recurrence": 1,
+        "recurrence": job["unroll"],
         "use_rnn": False,
         "batch_size": job["batch"],
         "num_batches_per_epoch": 1,
