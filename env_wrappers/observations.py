@@ -74,6 +74,12 @@ class ObservationCodec:
             raise EnvError(f"observation space {space} has no leaves")
         if len(set(paths)) < len(paths):
             raise EnvError(f"observation space has two leaves of one path: {', '.join(paths)}")
+        # Of the leaves that `check_bounds` looks at; the others are checked on every write.
+        self._limits = [
+            (leaf, *_limits(leaf))
+            for leaf in self.leaves
+            if leaf.kind != "discrete" and not leaf.packed_bytes
+        ]
 
     def spec(self, stack: int = 1) -> dict[str, Any]:
         """JSON-able description by path; `stack` time steps of all but categories are stacked.
@@ -161,16 +167,9 @@ class ObservationCodec:
 
     def check_bounds(self, arrays: Arrays) -> None:
         """Raise EnvError unless all numbers and flags lie in their space (NaN does not)."""
-        for leaf in self.leaves:
-            if leaf.kind == "discrete" or leaf.packed_bytes:
-                continue  # checked on every write
+        for leaf, low, high in self._limits:
             array = arrays[leaf.path]
-            low, high = leaf.low, leaf.high
-            if leaf.dtype.kind == "f":  # numbers and bounds were rounded to float32
-                with np.errstate(over="ignore"):
-                    low = low - 1e-5 * (1.0 + np.abs(low))
-                    high = high + 1e-5 * (1.0 + np.abs(high))
-            if not np.all((array >= low) & (array <= high)):
+            if not ((array >= low) & (array <= high)).all():
                 raise EnvError(
                     f"observation leaf {leaf.path!r}: expected values from {leaf.low.min()} to "
                     f"{leaf.high.max()}, got {array.min()} to {array.max()}"
@@ -205,6 +204,16 @@ def _leaf(keys: Keys, space: Any) -> Leaf:
     dtype = np.dtype(_TRAVEL_DTYPES.get(declared.name, declared.name))
     low, high = _bounds(space.low, dtype), _bounds(space.high, dtype)
     return Leaf(path, keys, "box", shape, declared, dtype, low, high)
+
+
+def _limits(leaf: Leaf) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The bounds, a little wider for numbers that were rounded to float32, as the bounds were."""
+    if leaf.dtype.kind != "f":
+        return leaf.low, leaf.high
+    with np.errstate(over="ignore"):
+        low = leaf.low - 1e-5 * (1.0 + np.abs(leaf.low))
+        high = leaf.high + 1e-5 * (1.0 + np.abs(leaf.high))
+    return low, high
 
 
 def _bounds(bounds: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -11,19 +11,18 @@ GAMES = sorted(reference_scores())
 
 
 def play_game(game, tmp_path, monkeypatch, steps=STEPS):
-    """Train for `steps` agent steps of each environment; every learner's row is a frame."""
-    rows = 4
+    """Train for `steps` agent steps of four environments; every learner's row is a frame."""
     config = config_of(
         run={"dir": str(tmp_path / "run")},
-        env={"name": f"atari:{game}", "envs_per_actor": rows, "groups": 2},
+        env={"name": f"atari:{game}", "envs_per_actor": 4, "groups": 2},
         network={"torso": "mlp", "hidden_sizes": [16]},
         learner={"batch_unrolls": 4, "unroll_steps": 20, "backend": "mpi"},
-        stop={"agent_steps": rows * steps},
+        stop={"agent_steps": steps},
     )
     run = JobRun(monkeypatch).start(config, 3)
     assert run.codes == [DONE] * 3
     last = read_metrics(tmp_path / "run")[-1]
-    assert last["agent_steps"] >= rows * steps
+    assert last["agent_steps"] >= steps
     assert last["frames"] == 4 * last["agent_steps"]
     for unroll in run.all_unrolls[:: len(run.all_unrolls) // 10]:
         assert unroll["obs:obs"].shape == (21, 84, 84)

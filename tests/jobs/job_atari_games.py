@@ -1,4 +1,4 @@
-"""All 57 Atari games, 1000 steps of four environments each; collected by `make test-envs` only."""
+"""All 57 Atari games, 1000 agent steps each; collected by `make test-envs` only."""
 
 import pytest
 
