@@ -37,6 +37,7 @@ def make(
 @functools.lru_cache(maxsize=8)
 def _task(target: str) -> JaxTask:
     import gymnax
+    import jax
     from gymnax.registration import registered_envs
 
     if target not in registered_envs:
@@ -53,23 +54,26 @@ def _task(target: str) -> JaxTask:
         observation, state, reward, _, _ = env.step_env(key, state, action, params)
         return state, observation, reward, env.is_terminal(state, endless)
 
+    seen = jax.eval_shape(reset, jax.ShapeDtypeStruct((2,), np.uint32))[1]
     return JaxTask(
         reset,
         step,
-        _space(target, env.observation_space(params)),
+        _space(target, env.observation_space(params), np.dtype(seen.dtype)),
         _space(target, env.action_space(params)),
         int(params.max_steps_in_episode),
     )
 
 
-def _space(target: str, space: Any) -> gymnasium.Space[Any]:
-    """Gymnasium's space for one of Gymnax."""
+def _space(target: str, space: Any, given: np.dtype[Any] | None = None) -> gymnasium.Space[Any]:
+    """Gymnasium's space for one of Gymnax, of dtype `given` where the declared can't hold it."""
     kind = type(space).__name__
     if kind == "Discrete":
         return gymnasium.spaces.Discrete(int(space.n))
     if kind != "Box":
         raise EnvError(f"gymnax:{target} has a space of kind {kind}, which can't travel")
     dtype = np.dtype(space.dtype)
+    if given is not None and not np.can_cast(given, dtype, "same_kind"):
+        dtype = given
     low, high = np.asarray(space.low), np.asarray(space.high)
     if dtype == np.bool_:
         low, high = np.zeros_like(low), np.ones_like(high)
