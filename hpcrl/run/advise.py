@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,6 +118,8 @@ def advise(means: Mapping[str, float], shape: Shape) -> Advice:
     def share(*names: str) -> float:
         return sum(means.get(f"{name}_share", 0.0) for name in names)
 
+    if "worker_exchange_share" in means:
+        return _gradient_workers(share, shape)
     waits, reduces = share("learner_wait"), share("learner_all_reduce")
     blocked, held = share("inference_blocked"), share("inference_held")
     learner = f"the learner waits {waits:.0%} of its time"
@@ -151,6 +153,38 @@ def advise(means: Mapping[str, float], shape: Shape) -> Advice:
             f"raise {shape.more('actors', 'worker', 1 / max(1 - waits, 1e-3))}, on more cores",
         )
     return _acting(f"{learner}, {work.text}", work, 1 / max(1 - waits, 1e-3), shape)
+
+
+def _gradient_workers(share: Callable[..., float], shape: Shape) -> Advice:
+    """Name what takes most of the time of workers that also compute gradients.
+
+    Learners only apply these, so that they wait most of the time in a healthy run.
+    """
+    waits = share("learner_wait")
+    parts = {
+        "environments": share("actor_step"),
+        "inference": share("inference_batch", "inference_forward", "inference_unroll"),
+        "learner": share("worker_copy", "worker_forward_backward"),
+        "network": share("worker_exchange"),
+    }
+    figures = (
+        f"workers step environments {parts['environments']:.0%}, evaluate the policy "
+        f"{parts['inference']:.0%}, compute gradients {parts['learner']:.0%} and exchange them "
+        f"{parts['network']:.0%} of the time; learners wait {waits:.0%}"
+    )
+    if waits < _IDLE:
+        shards = shape.more("learners", "learner", 1 / _IDLE)
+        return Advice("learner", figures, f"raise {shards}: each applies a smaller shard")
+    first = max(parts, key=lambda name: parts[name])
+    workers = f"raise {shape.more('actors', 'worker', 2)}, on more cores"
+    changes = {
+        "environments": workers,
+        "inference": f"{workers}, or env.envs_per_actor",
+        "learner": f"{workers}, or set learner.precision bfloat16",
+        "network": "raise learner.batch_unrolls or learner.unroll_steps, so that gradients are "
+        f"fewer, or {shape.more('learners', 'learner', 2)}",
+    }
+    return Advice(first, figures, changes[first])
 
 
 def _learner(figures: str, held: float, means: Mapping[str, float], shape: Shape) -> Advice:

@@ -63,6 +63,33 @@ KNOBS = {
 }
 
 
+GRADIENT = Shape("async_gradient", True, {"learner": 1, "worker": 2})
+PARTS = {
+    "environments": "actor_step_share",
+    "inference": "inference_forward_share",
+    "learner": "worker_forward_backward_share",
+    "network": "worker_exchange_share",
+}
+
+
+@pytest.mark.parametrize("side", PARTS)
+def test_workers_that_compute_gradients_are_told_what_takes_most_of_their_time(side):
+    means = {**dict.fromkeys(PARTS.values(), 0.15), PARTS[side]: 0.5, "learner_wait_share": 0.9}
+    advice = advise(means, GRADIENT)
+    assert advice.bottleneck == side
+    assert "50%" in advice.figures
+    assert "learners wait 90%" in advice.figures
+    change = "raise learner.batch_unrolls" if side == "network" else "topology.actors (from 2 to"
+    assert change in advice.change
+
+
+def test_servers_that_are_busy_hold_gradient_workers_up():
+    means = {"worker_exchange_share": 0.6, "learner_wait_share": 0.05}
+    advice = advise(means, GRADIENT)
+    assert advice.bottleneck == "learner"
+    assert "topology.learners (from 1 to about 5)" in advice.change
+
+
 def write(folder, records, **files):
     lines = [json.dumps({"restart": 0, **record}) for record in records]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
