@@ -51,6 +51,7 @@ EQUAL = {
 OWN: dict[str, dict[str, Any]] = {
     # One unroll of each of 32 environments, as long as gives the batch of the file.
     "sync": {"learner.batch_unrolls": 32, "learner.unroll_steps": 64, "topology.inference": 1},
+    "async_gradient": {"learner.batch_unrolls": 16},
     "seed": {"topology.inference": 1},
     "replay": {"agent.head_size": 64, "topology.inference": 1},
 }
@@ -89,6 +90,7 @@ def measure(layout: str, folder: Path, seconds: float) -> dict[str, Any]:
     records = read_metrics(run_dir)
     means = steady_means(records)
     held = [f"inference_{stage}_share" for stage in ("wait", "held", "blocked")]
+    held.append("worker_exchange_share")  # of workers that compute gradients
     held.append("worker_exchange_share")
     central = "actor_wait_share" in means and means["actor_wait_share"] > 0
     steps = 1 if layout == "replay" else learner["unroll_steps"]
