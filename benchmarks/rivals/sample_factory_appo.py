@@ -4,9 +4,13 @@ import tempfile
 from importlib.metadata import version
 
 from job import Meter, make_env, read_job, report
+from sample_factory.algo.learning.learner import Learner
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
+
+# Its summaries of training (2.1.1) ask for advantages, which V-trace has none of.
+Learner._should_save_summaries = lambda self: False
 
 
 def make(full_env_name, cfg=None, env_config=None, render_mode=None):

@@ -113,7 +113,6 @@ class BucketedForward(Forward):
         bucket = self._buckets.get(size)
         if bucket is None:
             bucket = self._buckets[size] = _Bucket(inputs, core_state, epsilon, size)
-            bucket.fill(inputs, core_state, epsilon)
             static = bucket.tensors
             choose = super()._choose
             bucket.run = self._capture(lambda: choose(*static), self._generator)
