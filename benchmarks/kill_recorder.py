@@ -186,14 +186,16 @@ def main() -> int:
     digests: dict = {}
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        for _ in range(arguments.kills):
-            delay_s = rng.uniform(0.0, 12.0)
-            folder, seen, reads = kill_once(run, folder, delay_s)
-            kills.append(
-                {"after_s": round(delay_s, 2), "reads_meanwhile": reads, **check(folder, seen)}
-            )
-            digests |= {p: digest(p) for p in sorted(folder.glob("seg-*.h5"))}
-            print(kills[-1], flush=True)
+        try:
+            for _ in range(arguments.kills):
+                delay_s = rng.uniform(0.0, 12.0)
+                folder, seen, reads = kill_once(run, folder, delay_s)
+                line = {"after_s": round(delay_s, 2), "reads_meanwhile": reads}
+                kills.append(line | check(folder, seen))
+                digests |= {p: digest(p) for p in sorted(folder.glob("seg-*.h5"))}
+                print(kills[-1], flush=True)
+        except KeyboardInterrupt:
+            print(f"interrupted after {len(kills)} kills", flush=True)
         changed = [str(path) for path, before in digests.items() if digest(path) != before]
         figures = {"closed_segments_changed": len(changed), **report_of(run)}
     figures = added(kills, figures, arguments.json)

@@ -349,6 +349,7 @@ def test_a_slow_disk_drops_whole_episodes_and_never_holds_acting_up(tmp_path, mo
         assert f"{absent} episodes are not in the recording" in run.notes[0]
         assert f"{recorder.dropped} were dropped while recording" in run.notes[0]
     assert run.segments[-1].attributes["dropped_episodes"] == recorder.dropped
+    assert recorder._budget.take(6000)  # all memory is free again
 
 
 def test_attributes_describe_the_recording_and_its_format_is_that_of_hdf5_1_10(tmp_path):
