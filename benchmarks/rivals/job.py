@@ -46,12 +46,16 @@ class Meter:
             raise SystemExit("the run ended before it was measured")
         return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
 
-    def watch(self, total):
-        """Note `total()` once a second in a thread, for programs whose loop is not ours."""
+    def watch(self, total, stop):
+        """Note `total()` once a second in a thread, for programs whose loop is not ours.
+
+        `stop` is called when the time is over.
+        """
 
         def look():
             while not self.note(total()):
                 time.sleep(1.0)
+            stop()
 
         threading.Thread(target=look, daemon=True).start()
 

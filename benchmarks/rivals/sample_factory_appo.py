@@ -47,7 +47,6 @@ def options(job, folder):
         "nonlinearity": "relu",
         "env_frameskip": 1,
         "env_framestack": 1,
-        "train_for_seconds": int(job["warm_up_s"] + job["seconds"]) + 5,
         "train_for_env_steps": 10**10,
         "save_every_sec": 10**6,
         "set_workers_cpu_affinity": False,
@@ -66,7 +65,10 @@ def main():
         meter = Meter(job)
         runner.init()
         # The learner's own counter of what it has trained on.
-        meter.watch(lambda: sum(runner.env_steps.values()))
+        meter.watch(
+            lambda: sum(runner.env_steps.values()),
+            lambda: setattr(runner.cfg, "train_for_env_steps", 0),
+        )
         runner.run()
         report("Sample Factory APPO", version("sample-factory"), meter)
 
