@@ -58,7 +58,7 @@ def plan(
 ) -> None:
     """Print which rank would take which role; needs no MPI."""
     from hpcrl.config.load import ConfigError, load_config
-    from hpcrl.start.launch import check_shares, demand_of
+    from hpcrl.start.demand import check_shares, demand_of
     from hpcrl.start.plan_numbers import plan_lines
     from hpcrl.start.training import check_together
     from hpcrl.topology import TopologyError, local_world_size, plan_topology, uniform_node_map

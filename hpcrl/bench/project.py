@@ -19,7 +19,7 @@ from hpcrl.config.load import load_config
 from hpcrl.config.root import Config
 from hpcrl.job import full_batch_rows
 from hpcrl.run.metrics import read_metrics
-from hpcrl.start.launch import check_shares, demand_of
+from hpcrl.start.demand import check_shares, demand_of
 from hpcrl.start.training import check_together
 from hpcrl.topology import Topology, local_world_size, plan_topology, uniform_node_map
 

@@ -21,7 +21,7 @@ from hpcrl.job import Job
 from hpcrl.node.node_facts import choose_threads, node_facts
 from hpcrl.node.torch_device import keep_freed_memory
 from hpcrl.specs import EnvSpec
-from hpcrl.start.launch import demand_of
+from hpcrl.start.demand import demand_of
 from hpcrl.timing import choose_wait_policy
 from hpcrl.topology import node_map, plan_topology
 

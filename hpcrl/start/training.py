@@ -100,7 +100,7 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
     """Train; return the exit code of this process."""
     if is_launched():
         _rank(path, overrides)
-    from hpcrl.start.launch import demand_of
+    from hpcrl.start.demand import demand_of
     from hpcrl.start.local_launch import find_mpirun, mpirun_command, run_mpirun
 
     try:

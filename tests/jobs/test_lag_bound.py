@@ -14,7 +14,7 @@ from hpcrl.exit_codes import DONE, REQUEUE, USAGE
 from hpcrl.layouts import check_layout
 from hpcrl.run.metrics import read_metrics
 from hpcrl.run.run_dir import RunDir
-from hpcrl.start.launch import check_shares
+from hpcrl.start.demand import check_shares
 from hpcrl.topology import plan_topology, uniform_node_map
 from tests.loopback_job import JobRun, history_of, left_over
 from tests.small import config_of
@@ -266,7 +266,7 @@ def test_a_queue_that_never_holds_the_share_of_a_rank_is_refused_with_the_inequa
 
 
 def _topology(config):
-    from hpcrl.start.launch import demand_of
+    from hpcrl.start.demand import demand_of
 
     counts = config.topology
     inference = 0 if counts.inference == "auto" else counts.inference

@@ -8,7 +8,7 @@ from hpcrl.comm.wire import unroll_layout
 from hpcrl.config.load import parse_config
 from hpcrl.job import credit_unrolls, full_batch_rows, queue_slots_per_source
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
-from hpcrl.start.launch import demand_of
+from hpcrl.start.demand import demand_of
 from hpcrl.start.plan_numbers import derived_numbers, plan_lines
 from hpcrl.topology import plan_topology, uniform_node_map
 
