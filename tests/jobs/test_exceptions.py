@@ -14,7 +14,7 @@ from hpcrl.run.heartbeat import read_beats
 from hpcrl.run.run_dir import RunDir
 from tests.breaking_job import BREAK, PROGRAM, WORDS, broken_at
 from tests.job_runner import TrainingJob, status_of
-from tests.jobs.test_end_to_end import BASE, SLOW, write_config
+from tests.jobs.test_end_to_end import BASE, write_config
 
 SOON_S = 60.0  # seen: a few seconds; a busy host is given much more
 
@@ -32,7 +32,7 @@ def test_an_exception_ends_the_job_with_its_traceback_and_the_last_checkpoint(
     goal = 600 if phase == "shut-down" else 10**9
     config, run_dir = write_config(
         tmp_path,
-        env=SLOW,
+        env={"name": "gym:CartPole-v1", "options": {}},
         topology={**BASE["topology"], "evaluators": 1},
         evaluation={"episodes": 2, "envs": 2, "every_s": 0.5},
         checkpoint={"every_s": 0.5},

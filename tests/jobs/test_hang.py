@@ -30,6 +30,7 @@ TEAMS: dict = {
 }
 EVALUATED: dict = {
     "topology": {"learners": 1, "inference": 1, "actors": 1, "evaluators": 1},
+    "env": {"name": "gym:CartPole-v1", "options": {}},
     "evaluation": {"episodes": 2, "envs": 2, "every_s": 0.1},
 }
 NEEDS = {"worker": IMPALA, "follower": TEAMS, "evaluator": EVALUATED}

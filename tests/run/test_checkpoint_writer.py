@@ -94,7 +94,7 @@ def test_who_waits_beats_while_bytes_move_and_no_longer(tmp_path, monkeypatch):
     until(lambda: len(beats) > 5)
     hang.set()
     assert hung.wait(60)
-    until(lambda: beats == quiet(beats))
+    until(lambda: len(beats) == len(quiet(beats)))
     end.set()
     waiter.join(60)
     assert load_latest(tmp_path).step == 7

@@ -31,17 +31,6 @@ def fill(folder):
             pass
 
 
-def test_the_wrong_mpi_for_srun_ends_with_71_and_names_the_option(cluster, tmp_path):
-    """Without PMIx each of the four processes has a world of its own."""
-    job = BatchJob(
-        *(cluster, tmp_path, "train.sbatch", "counting.yaml"), sbatch=SHAPE, HPCRL_SRUN_MPI="none"
-    )
-    assert job.finish() == 71
-    assert "says 4 ranks, but MPI's world has 1" in job.output
-    assert "give srun the --mpi that this MPI library needs" in job.output
-    assert not (job.run / "checkpoints").exists()
-
-
 def test_a_run_directory_of_someone_else_ends_with_2_and_names_it(cluster, tmp_path):
     python = tmp_path / "python.sh"
     # Root may write everywhere, but for a root without these rights.
