@@ -91,7 +91,6 @@ def measure(layout: str, folder: Path, seconds: float) -> dict[str, Any]:
     means = steady_means(records)
     held = [f"inference_{stage}_share" for stage in ("wait", "held", "blocked")]
     held.append("worker_exchange_share")  # of workers that compute gradients
-    held.append("worker_exchange_share")
     central = "actor_wait_share" in means and means["actor_wait_share"] > 0
     steps = 1 if layout == "replay" else learner["unroll_steps"]
     return {

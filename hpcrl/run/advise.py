@@ -145,13 +145,6 @@ def advise(means: Mapping[str, float], shape: Shape) -> Advice:
         share("inference_forward", "inference_weights") / free,
         share("inference_batch", "inference_scatter", "inference_unroll") / free,
     )
-    gradients = share("worker_copy", "worker_forward_backward")
-    if gradients > max(work):
-        return Advice(
-            "learner",
-            f"{learner}, workers compute gradients {gradients:.0%} of theirs, {work.text}",
-            f"raise {shape.more('actors', 'worker', 1 / max(1 - waits, 1e-3))}, on more cores",
-        )
     return _acting(f"{learner}, {work.text}", work, 1 / max(1 - waits, 1e-3), shape)
 
 

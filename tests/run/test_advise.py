@@ -97,22 +97,6 @@ def write(folder, records, **files):
         (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
 
 
-def test_workers_that_mostly_compute_gradients_are_what_the_servers_wait_for():
-    means = {
-        "learner_wait_share": 0.9,
-        "worker_forward_backward_share": 0.5,
-        "inference_forward_share": 0.3,
-        "actor_step_share": 0.2,
-    }
-    shape = Shape("async_gradient", True, {"worker": 4})
-    bottleneck, figures, change = advise(means, shape)
-    assert bottleneck == "learner"
-    assert "workers compute gradients 50% of theirs" in figures
-    assert "topology.actors (from 4 to" in change
-    stepping = {**means, "actor_step_share": 0.7}
-    assert advise(stepping, shape).bottleneck == "environments"
-
-
 def test_the_lag_of_gradients_is_told_with_what_it_cost():
     means = {"gradient_lag": 2.25, "policy_lag": 2.0}
     (line,) = freshness_lines(means, {"gradient_lag_max": 7, "dropped_gradients": 3.0})
