@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,9 @@ from hpcrl.run.resume import RunIsDone, check_not_done
 from hpcrl.run.run_dir import RunDir, RunDirError
 from hpcrl.run.stopping import StopSignal
 from hpcrl.topology import TopologyError, local_world_size
+
+_GRACE_S = 3.0
+"""How long a rank stays where others may die, for its last messages to be taken in."""
 
 
 def read_training_config(path: str, overrides: Sequence[str]) -> Config:
@@ -149,7 +153,12 @@ def _rank(path: str, overrides: Sequence[str]) -> NoReturn:
 
         code = run_rank(link, lambda: read_training_config(path, overrides), stop_signal)
         stop_signal.ignore()
-        finalize()
+        if survives_deaths():
+            # Where ranks have died Open MPI's own end may never come. All know the code by now;
+            # those that wait for a message of this rank's get it while it is still there.
+            time.sleep(_GRACE_S)
+        else:
+            finalize()
     except BaseException as error:
         abort(_report(f"{link.label} (rank {link.rank})", error))
     _leave(code)
