@@ -230,6 +230,8 @@ def run(learner: Learner, stop_signal: StopSignal) -> Outcome:
             book.report_when_due(timer.seconds)
         if outcome["checkpoint"]:
             learner.checkpoint()
+    if stop is Stop.REQUEUE:
+        reason = reason or stop_signal.reason or ""  # another learner's vote came before the signal
     _shut_down(learner, stop, reason)
     return Outcome(stop, reason)
 
