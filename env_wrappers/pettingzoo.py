@@ -153,11 +153,13 @@ class AgentsBatch(EnvBatch):
         }
         given = self._envs[index].step({agent: actions[row] for agent, row in living.items()})
         seen, rewards, terminated, truncated, _ = given
-        for agent, row in living.items():
-            if agent not in seen:
-                raise EnvError(f"{self._name}: agent {agent!r} left without an end of its episode")
-            self._last[row] = as_rewards(self._name, [rewards[agent]], 1)[0]
-            self._return[row] += self._last[row]
+        gone = [agent for agent in living if agent not in seen]
+        if gone:
+            raise EnvError(f"{self._name}: agent {gone[0]!r} left without an end of its episode")
+        gained = as_rewards(self._name, [rewards[agent] for agent in living], len(living))
+        for (agent, row), reward in zip(living.items(), gained, strict=True):
+            self._last[row] = reward
+            self._return[row] += reward
             self._steps[row] += 1
             self._terminated[row] = terminated[agent]
             cut = truncated[agent] or self._steps[row] == self._max_steps
