@@ -234,7 +234,7 @@ def test_an_environment_that_raises_ends_the_job_with_its_traceback(tmp_path):
     ("role", "method"),
     [
         ("inference 0", "hpcrl.comm.slots:StepSlots.reply"),
-        ("learner 0", "hpcrl.comm.unroll_flow:UnrollInbox.take"),
+        ("learner 0", "hpcrl.comm.unroll_flow:UnrollInbox.remove"),
     ],
 )
 def test_an_exception_in_a_torch_role_ends_the_job_with_its_traceback(tmp_path, role, method):
