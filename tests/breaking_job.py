@@ -15,7 +15,7 @@ from functools import partial
 
 from hpcrl.cli import run
 from hpcrl.node.slurm_env import is_launched
-from hpcrl.start import launch, local_launch
+from hpcrl.start import launch, local_launch, preparing
 
 BREAK = signal.SIGRTMIN + 1
 PROGRAM = ("-m", "tests.breaking_job")
@@ -33,10 +33,11 @@ def broken_at(output):
 
 
 def install(role, phase):
-    name = {"start-up": "_prepare", "shut-down": "leave"}.get(phase)
-    if name is None:
+    places = {"start-up": (launch, "prepare"), "shut-down": (preparing, "leave")}
+    if phase not in places:
         return
-    healthy = getattr(launch, name)
+    module, name = places[phase]
+    healthy = getattr(module, name)
 
     def breaking(first, *rest):
         seat = getattr(first, "seat", first)
@@ -44,7 +45,7 @@ def install(role, phase):
             break_down()
         return healthy(first, *rest)
 
-    setattr(launch, name, breaking)
+    setattr(module, name, breaking)
 
 
 if __name__ == "__main__":

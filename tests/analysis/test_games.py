@@ -10,6 +10,8 @@ from analysis.games import main
 
 def evaluated(root, name, env_name, scores, human_normalised):
     """A run directory with evaluations of steps 9, 10, ... of these mean returns."""
+    (root / name).mkdir()
+    (root / name / "metrics.jsonl").touch()
     for step, score in enumerate(scores, 9):
         folder = root / name / "evaluations" / f"step-{step}-0"
         folder.mkdir(parents=True)
@@ -45,6 +47,7 @@ def test_the_newest_evaluation_counts_and_runs_of_a_game_are_averaged(tmp_path):
 
 def test_a_run_without_evaluation_or_with_a_damaged_one_is_told(tmp_path, capsys):
     (tmp_path / "never").mkdir()
+    (tmp_path / "never" / "metrics.jsonl").touch()
     assert main([str(tmp_path / "never")]) == 2
     assert "has no evaluation: run `hpcrl eval" in capsys.readouterr().err
     run = evaluated(tmp_path, "a", "atari:Pong", [1.0], 0.5)

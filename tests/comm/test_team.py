@@ -22,7 +22,8 @@ class Rod:
 
     rows_per_slot = ROWS
 
-    def __init__(self, action):
+    def __init__(self, link, action):
+        self.link = link
         self.env = self
         self.action = action
 
@@ -59,7 +60,7 @@ def run_team(lead, change=lambda batch: batch):
         spec_of = change if link.rank == 2 else lambda batch: batch
         parts = [Noting(envs_of(10 * g), logs[link.rank], g, spec_of) for g in range(2)]
         if not team.leads:
-            follower.run(Rod(EnvSpec.from_json(parts[0].spec).action), parts, team)
+            follower.run(Rod(link, EnvSpec.from_json(parts[0].spec).action), parts, team)
             return None
         return lead([LedBatch(envs, team, g) for g, envs in enumerate(parts)])
 

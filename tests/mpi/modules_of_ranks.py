@@ -1,5 +1,6 @@
 """Train as a rank of a job, and leave the names of the modules that this took in FOLDER/RANK."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,7 +9,12 @@ from hpcrl.start.training import train_command
 
 if __name__ == "__main__":
     folder, config, *overrides = sys.argv[1:]
-    rank = world_rank()
-    if train_command(config, overrides) != 0:
-        raise SystemExit(1)
-    Path(folder, str(rank)).write_text("\n".join(sorted(sys.modules)))
+    rank, leave = world_rank(), os._exit
+
+    def leave_names(code: int) -> None:
+        """A rank leaves without the interpreter's own end."""
+        Path(folder, str(rank)).write_text("\n".join(sorted(sys.modules)))
+        leave(code)
+
+    os._exit = leave_names  # type: ignore[assignment]
+    raise SystemExit(train_command(config, overrides))
