@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -68,7 +69,7 @@ class Rank:
         self.job.clock.after(delay_s, awake)
 
 
-class Source(Rank):
+class Source(Rank, ABC):
     """What an inference rank and a worker share: unrolls with credits, and weights."""
 
     def __init__(self, job: SimulatedJob, rank: int, learner: Learner):
@@ -128,9 +129,9 @@ class Source(Rank):
         """Go on with newer weights."""
         self.loop()
 
+    @abstractmethod
     def loop(self) -> None:
         """Go on after a wait."""
-        raise NotImplementedError
 
 
 class Learner(Rank):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import safetensors.numpy
 import torch
 
 from hpcrl.brain import Brain
 from hpcrl.comm.agreement import Agreement, Rule
+from hpcrl.comm.checkpoint_sharing import share_checkpoint
 from hpcrl.comm.commands import CommandSender
 from hpcrl.comm.link import Group, wait_until
 from hpcrl.comm.rounds import RoundCollector
@@ -113,18 +112,13 @@ class Learner:
 
     def _restore(self, checkpoint: Checkpoint | None) -> None:
         """Continue from the root's checkpoint, which it alone has read."""
-        tensors, state = b"", b""
         is_root = self.job.rank == self.job.root
         saved = self.source.saved(checkpoint.step if checkpoint else 0) if is_root else None
-        if checkpoint is not None:
-            tensors = safetensors.numpy.save(checkpoint.tensors)
-            state = json.dumps({**checkpoint.state, "source": saved}).encode()
-        state = self.group.broadcast(state if is_root else None, 0)
-        tensors = self.group.broadcast(tensors if is_root else None, 0)
-        if not state:
+        shared = share_checkpoint(self.group, is_root, checkpoint, {"source": saved})
+        if shared is None:
             return
-        data = json.loads(state)
-        self.trainer.load_state(safetensors.numpy.load(tensors))
+        data, tensors = shared
+        self.trainer.load_state(tensors)
         self.counters = Counters.from_dict(data["counters"])
         self.returns = RollingReturns.from_list(data["returns"])
         if data["source"] is not None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import safetensors.numpy
-
 from hpcrl.brain import Brain
+from hpcrl.comm.checkpoint_sharing import share_checkpoint
 from hpcrl.comm.commands import CommandReceiver, CommandSender, StopRequester, StopRequests
 from hpcrl.comm.gradient_flow import Arrived, Fate, GradientInbox
 from hpcrl.comm.link import Group, wait_until
@@ -58,16 +56,10 @@ class ParameterServer:
 
     def _restore(self, checkpoint: Checkpoint | None) -> None:
         """Continue from the root's checkpoint, which it alone has read."""
-        tensors, state = b"", b""
-        if checkpoint is not None:
-            tensors = safetensors.numpy.save(checkpoint.tensors)
-            state = json.dumps(checkpoint.state).encode()
-        is_root = self.job.rank == self.job.root
-        state = self.group.broadcast(state if is_root else None, 0)
-        tensors = self.group.broadcast(tensors if is_root else None, 0)
-        if not state:
+        shared = share_checkpoint(self.group, self.job.rank == self.job.root, checkpoint, {})
+        if shared is None:
             return
-        data, arrays = json.loads(state), safetensors.numpy.load(tensors)
+        data, arrays = shared
         self.counters = Counters.from_dict(data["counters"])
         self.returns = RollingReturns.from_list(data["returns"])
         bounds, version = self.job.shards[self.job.role_index], self.counters.learner_steps
