@@ -5,8 +5,8 @@ A new family is one module and one entry here. The module has
     make(name, target, num_envs, seeds, options) -> EnvBatch
 
 where `target` is what follows "family:" in the name. One whose environments are single gymnasium
-environments also has `make_env` (see `single`). The module imports the family's packages
-only inside its functions, so that all of them can be listed without any.
+environments has `make_env` instead (see `single`), or both. The module imports the family's
+packages only inside its functions, so that all of them can be listed without any.
 """
 
 from __future__ import annotations

@@ -12,16 +12,15 @@ import io
 import os
 import pkgutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from env_wrappers.batch import EnvBatch
 from env_wrappers.options import check_choice
-from env_wrappers.single import COMMON, make_batch, refuse_unknown, resolve
+from env_wrappers.single import COMMON, refuse_unknown
 
 # representation: "smm" is the minimap, a binary plane each for the left team, the right team, the
 #   ball and the active player; "simple115v2" is a vector of 115 numbers.
@@ -106,22 +105,10 @@ class FootballEnv(gymnasium.Env[NDArray[Any], Any]):
         return observation != 0 if self._planes else observation.astype(np.float32)
 
 
-def make(
-    name: str, target: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any]
-) -> EnvBatch:
-    """Make the scenario `target`, such as "academy_empty_goal_close"; options as in `DEFAULTS`.
-
-    Raises:
-      EnvError: no such scenario, or an option that cannot work.
-    """
-    resolved = resolve(name, options, DEFAULTS)
-    return make_batch(make_env, name, target, num_envs, seeds, resolved)
-
-
 def make_env(
     name: str, target: str, options: Mapping[str, Any], render_mode: str | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Make one of them; `options` are all of `DEFAULTS`.
+    """Make the scenario `target`, such as "academy_empty_goal_close".
 
     Raises:
       EnvError: no such scenario, or an option that cannot work.

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from env_wrappers.batch import EnvBatch
 from env_wrappers.options import check_range
-from env_wrappers.single import COMMON, make_batch, refuse_unknown, resolve
+from env_wrappers.single import COMMON, refuse_unknown
 from env_wrappers.spaces import binary_planes
 
 # sticky_action_prob: the chance that the action before is repeated.
@@ -85,27 +84,15 @@ class MinAtarEnv(gymnasium.Env[Any, Any]):
         return _COLOURS[plane].repeat(_FRAME_SCALE, 0).repeat(_FRAME_SCALE, 1)
 
 
-def make(
-    name: str, target: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any]
-) -> EnvBatch:
-    """Make the game `target`, such as "Breakout" or "space_invaders"; options as in `DEFAULTS`.
+def make_env(
+    name: str, target: str, options: Mapping[str, Any], render_mode: str | None = None
+) -> gymnasium.Env[Any, Any]:
+    """Make the game `target`, such as "Breakout" or "space_invaders"; options: all of `DEFAULTS`.
 
     Raises:
       EnvError: no such game, or an option that cannot work.
     """
-    resolved = resolve(name, options, DEFAULTS)
-    check_range(name, resolved, "sticky_action_prob", 0.0, 1.0)
-    return make_batch(make_env, name, target, num_envs, seeds, resolved)
-
-
-def make_env(
-    name: str, target: str, options: Mapping[str, Any], render_mode: str | None = None
-) -> gymnasium.Env[Any, Any]:
-    """Make one of them; `options` are all of `DEFAULTS`.
-
-    Raises:
-      EnvError: no such game.
-    """
+    check_range(name, options, "sticky_action_prob", 0.0, 1.0)
     games = {game.replace("_", ""): game for game in _GAMES}
     game = games.get(target.lower().replace("_", ""))
     if game is None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from env_wrappers.batch import EnvBatch
 from env_wrappers.options import check_choice
-from env_wrappers.single import COMMON, make_batch, make_registered, refuse_unknown, resolve
+from env_wrappers.single import COMMON, make_registered, registered_id
 from env_wrappers.spaces import binary_planes
 
 # kwargs: passed to the environment's own constructor, such as {agent_view_size: 5}.
@@ -59,32 +58,18 @@ class WithoutMission(gymnasium.ObservationWrapper[Any, Any, Any]):
         return {key: value for key, value in observation.items() if key != "mission"}
 
 
-def make(
-    name: str, target: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any]
-) -> EnvBatch:
-    """Make the id `target`, such as "MiniGrid-DoorKey-5x5-v0"; options as in `DEFAULTS`.
-
-    Raises:
-      EnvError: no such id, or an option that cannot work.
-    """
-    resolved = resolve(name, options, DEFAULTS)
-    check_choice(name, resolved, "cells", ("planes", "numbers"))
-    return make_batch(make_env, name, target, num_envs, seeds, resolved)
-
-
 def make_env(
     name: str, target: str, options: Mapping[str, Any], render_mode: str | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Make one of them; `options` are all of `DEFAULTS`.
+    """Make the id `target`, such as "MiniGrid-DoorKey-5x5-v0"; options: all of `DEFAULTS`.
 
     Raises:
-      EnvError: no such id, or kwargs that its constructor doesn't take.
+      EnvError: no such id, an option that cannot work, or kwargs that its constructor doesn't take.
     """
     import minigrid  # noqa: F401 (registers the ids)
 
-    known = [key for key in gymnasium.registry if key.startswith(("MiniGrid-", "BabyAI-"))]
-    if target not in known:
-        raise refuse_unknown("MiniGrid environment", target, known)
+    check_choice(name, options, "cells", ("planes", "numbers"))
+    registered_id("MiniGrid environment", target, ("MiniGrid-", "BabyAI-"))
     kwargs = options["kwargs"]
     limit = options["max_episode_steps"]
     # The package keeps its own limit of steps, so a registered one can only shorten it.

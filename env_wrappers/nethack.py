@@ -6,15 +6,14 @@ that it is terminated, too, and observations share the engine's memory (a batch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from env_wrappers.batch import EnvBatch
 from env_wrappers.errors import EnvError
-from env_wrappers.single import COMMON, make_batch, make_registered, refuse_unknown, resolve
+from env_wrappers.single import COMMON, make_registered, registered_id
 
 # observation_keys: leaves of the observation, such as glyphs, blstats, message (text as bytes), or
 #   glyphs_crop in MiniHack.
@@ -25,7 +24,6 @@ DEFAULTS: dict[str, Any] = {
     "kwargs": {},
 }
 
-_PREFIXES = ("NetHack", "MiniHack-")
 _ABORTED = -1
 """The game's status where it was given up for want of steps."""
 
@@ -53,22 +51,10 @@ class SeededNetHack(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, bool(terminated) and not out_of_steps, bool(truncated), info
 
 
-def make(
-    name: str, target: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any]
-) -> EnvBatch:
-    """Make the id `target`, such as "NetHackScore-v0" or "MiniHack-Room-5x5-v0".
-
-    Raises:
-      EnvError: no such id, or an option that cannot work.
-    """
-    resolved = resolve(name, options, DEFAULTS)
-    return make_batch(make_env, name, target, num_envs, seeds, resolved)
-
-
 def make_env(
     name: str, target: str, options: Mapping[str, Any], render_mode: str | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Make one of them; `options` are all of `DEFAULTS`.
+    """Make the id `target`, such as "NetHackScore-v0" or "MiniHack-Room-5x5-v0".
 
     Raises:
       EnvError: no such id, or arguments that its constructor doesn't take.
@@ -76,9 +62,7 @@ def make_env(
     import minihack  # noqa: F401 (the two register their ids)
     import nle  # noqa: F401
 
-    known = [key for key in gymnasium.registry if key.startswith(_PREFIXES)]
-    if target not in known:
-        raise refuse_unknown("NetHack or MiniHack environment", target, known)
+    registered_id("NetHack or MiniHack environment", target, ("NetHack", "MiniHack-"))
     keys = tuple(options["observation_keys"])
     kwargs = {"observation_keys": keys, **options["kwargs"]}
     try:

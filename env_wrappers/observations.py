@@ -125,35 +125,35 @@ class ObservationCodec:
             _write(leaf, observation, arrays[leaf.path], (num_envs, *leaf.shape), rows)
         return arrays
 
-    def new_rows(self) -> list[list[NDArray[Any]]]:
-        """Empty lists, one for each leaf, for `add_row`."""
-        return [[] for _ in self.leaves]
+    def new_raw(self, num_envs: int) -> list[NDArray[Any]]:
+        """Arrays `[E, *shape]` of each leaf's declared dtype, for `put_row` to fill."""
+        return [np.empty((num_envs, *leaf.shape), leaf.declared) for leaf in self.leaves]
 
-    def add_row(self, rows: list[list[NDArray[Any]]], observation: Any) -> None:
-        """Append a copy of the observation of one environment to `rows`.
+    def put_row(self, raw: list[NDArray[Any]], row: int, observation: Any) -> None:
+        """Copy the observation of one environment, as it is, into row `row` of `raw`.
 
         Raises:
           EnvError: shape or kind of number don't match the space.
         """
-        for leaf, column in zip(self.leaves, rows, strict=True):
+        for leaf, array in zip(self.leaves, raw, strict=True):
             value = _find(leaf, observation) if leaf.keys else observation
             if not (
                 type(value) is np.ndarray
                 and value.shape == leaf.shape
                 and value.dtype == leaf.declared
             ):
-                value = _checked(leaf, value, leaf.shape).astype(leaf.declared)
-            column.append(value.copy())
+                value = _checked(leaf, value, leaf.shape)
+            array[row] = value
 
-    def stack_rows(self, rows: list[list[NDArray[Any]]]) -> Arrays:
-        """The leaves `[E, ...]` of all rows that were added, encoded at once.
+    def travelling(self, raw: list[NDArray[Any]]) -> Arrays:
+        """The leaves `[E, ...]` of all rows of `raw`, which they may share, encoded at once.
 
         Raises:
           EnvError: a category or flag that the space doesn't have.
         """
         return {
-            leaf.path: _as_travelling(leaf, np.array(column)).astype(leaf.dtype, copy=False)
-            for leaf, column in zip(self.leaves, rows, strict=True)
+            leaf.path: _as_travelling(leaf, array).astype(leaf.dtype, copy=False)
+            for leaf, array in zip(self.leaves, raw, strict=True)
         }
 
     def write_row(self, arrays: Arrays, row: int, observation: Any) -> None:

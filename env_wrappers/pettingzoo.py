@@ -18,11 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_wrappers.actions import ActionCodec
-from env_wrappers.batch import EnvBatch, StepBatch, as_rewards, env_spec, reset_batch
+from env_wrappers.batch import (
+    Arrays,
+    EnvBatch,
+    StepBatch,
+    as_rewards,
+    env_spec,
+    reset_batch,
+)
 from env_wrappers.errors import EnvError
 from env_wrappers.observations import ObservationCodec
-from env_wrappers.options import check_range, resolve_options
-from env_wrappers.single import COMMON, refuse_unknown
+from env_wrappers.single import COMMON, refuse_unknown, resolve
 
 # kwargs: passed to the module's `parallel_env`, such as {N: 3}.
 # max_episode_steps: here, steps after which all agents that still play are truncated.
@@ -65,51 +71,49 @@ class AgentsBatch(EnvBatch):
         self._observations = ObservationCodec(observed)
         self._actions = ActionCodec(acted, self.num_envs)
         self.spec = env_spec(name, self._observations.spec(frame_stack), self._actions.spec())
-        # Of each row's running episode: what its agent's last step gave, and the sums.
+        # What each row's agent saw last, and what its episode gave so far.
+        self._raw = self._observations.new_raw(self.num_envs)
         self._last = np.zeros(self.num_envs, np.float32)
         self._terminated, self._truncated = np.zeros((2, self.num_envs), np.bool_)
-        self._final = self._observations.new_arrays(self.num_envs)
         self._return = np.zeros(self.num_envs, np.float64)
         self._steps = np.zeros(self.num_envs, np.int32)
 
     def reset(self) -> StepBatch:
         """Start an episode everywhere; only the first call uses the seeds."""
-        observation = self._observations.new_arrays(self.num_envs)
         for index, seed in enumerate(self._seeds):
-            self._restart(index, observation, seed)
+            self._restart(index, seed)
         self._seeds = [None] * len(self._envs)
-        return reset_batch(observation, self.num_envs)
+        return reset_batch(self._newest(), self.num_envs)
 
     def step(self, actions: NDArray[Any]) -> StepBatch:
         """Take one agent step everywhere; see `EnvBatch.step`."""
-        decoded = self._actions.decode_rows(actions)
-        observation = self._observations.new_arrays(self.num_envs)
-        valid = np.ones(self.num_envs, np.bool_)
-        over = np.zeros(self.num_envs, np.bool_)
-        for index in range(len(self._envs)):
-            rows = self._rows(index)
-            self._step_one(index, decoded, observation)
-            done = self._terminated[rows] | self._truncated[rows]
-            over[rows] = done.all()
-            valid[rows] = ~done | over[rows]
+        playing = ~(self._terminated | self._truncated)
+        gained, terminated, truncated = self._step_all(actions, playing.tolist())
+        self._last = np.where(playing, gained, self._last)
+        self._return += gained
+        self._steps += playing
+        self._terminated |= terminated
+        truncated |= playing & (self._steps == self._max_steps)
+        self._truncated |= truncated & ~self._terminated
+        done = self._terminated | self._truncated
+        over = done.reshape(len(self._envs), -1).all(1).repeat(len(self._agents))
+        valid = ~done | over
+        cut = self._truncated & over
         shown = StepBatch(
-            observation=observation,
+            observation={},
             reward=np.where(valid, self._last, np.float32(0)),
             terminated=self._terminated & over,
-            truncated=self._truncated & over,
+            truncated=cut,
             valid=valid,
             restarted=np.zeros(self.num_envs, np.bool_),
-            final_observation=None,
+            final_observation=self._newest() if cut.any() else None,
             ended=over,
             episode_return=self._return.astype(np.float32),
             episode_steps=self._steps.copy(),
         )
-        if shown.truncated.any():
-            final = {path: leaf.copy() for path, leaf in self._final.items()}
-            shown = shown._replace(final_observation=final)
         for index in np.flatnonzero(over[:: len(self._agents)]).tolist():
-            self._restart(index, observation, None)
-        return shown
+            self._restart(index, None)
+        return shown._replace(observation=self._newest())
 
     def check(self, step: StepBatch) -> None:
         """Raise EnvError unless all observations of agents that play are in their space."""
@@ -128,8 +132,12 @@ class AgentsBatch(EnvBatch):
     def _rows(self, index: int) -> slice:
         return slice(index * len(self._agents), (index + 1) * len(self._agents))
 
-    def _restart(self, index: int, observation: Any, seed: int | None) -> None:
-        """Start an episode of one environment and write its first observations."""
+    def _newest(self) -> Arrays:
+        """What each row's agent saw last, copied."""
+        return self._observations.travelling([array.copy() for array in self._raw])
+
+    def _restart(self, index: int, seed: int | None) -> None:
+        """Start an episode of one environment and note its first observations."""
         rows = self._rows(index)
         first, _ = self._envs[index].reset(seed=seed)
         missing = [agent for agent in self._agents if agent not in first]
@@ -139,34 +147,38 @@ class AgentsBatch(EnvBatch):
                 "agents must be, as each of them is a row of the batch"
             )
         for row, agent in enumerate(self._agents, rows.start):
-            self._observations.write_row(observation, row, first[agent])
+            self._observations.put_row(self._raw, row, first[agent])
         for totals in (self._last, self._terminated, self._truncated, self._return, self._steps):
             totals[rows] = 0
 
-    def _step_one(self, index: int, actions: Sequence[Any], observation: Any) -> None:
-        """Step one environment; note what its living agents get."""
-        begin = self._rows(index).start
-        living = {
-            agent: row
-            for row, agent in enumerate(self._agents, begin)
-            if not (self._terminated[row] or self._truncated[row])
-        }
-        given = self._envs[index].step({agent: actions[row] for agent, row in living.items()})
-        seen, rewards, terminated, truncated, _ = given
-        gone = [agent for agent in living if agent not in seen]
-        if gone:
-            raise EnvError(f"{self._name}: agent {gone[0]!r} left without an end of its episode")
-        gained = as_rewards(self._name, [rewards[agent] for agent in living], len(living))
-        for (agent, row), reward in zip(living.items(), gained, strict=True):
-            self._last[row] = reward
-            self._return[row] += reward
-            self._steps[row] += 1
-            self._terminated[row] = terminated[agent]
-            cut = truncated[agent] or self._steps[row] == self._max_steps
-            self._truncated[row] = cut and not terminated[agent]
-            self._observations.write_row(observation, row, seen[agent])
-            if self._truncated[row]:
-                self._observations.write_row(self._final, row, seen[agent])
+    def _step_all(
+        self, actions: NDArray[Any], playing: Sequence[bool]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Step every environment with the agents that still play; return what these get.
+
+        Returns:
+          `<float32>[E]` rewards, zero for those that don't play; `<bool>[E]` terminated and
+          truncated.
+        """
+        decoded = self._actions.decode_rows(actions)
+        rewards: list[Any] = [0.0] * self.num_envs
+        flags = np.zeros((2, self.num_envs), np.bool_)
+        put_row = self._observations.put_row
+        for index, env in enumerate(self._envs):
+            begin = index * len(self._agents)
+            living = [(agent, row) for row, agent in enumerate(self._agents, begin) if playing[row]]
+            given = env.step({agent: decoded[row] for agent, row in living})
+            seen, gained, terminated, truncated, _ = given
+            for agent, row in living:
+                if agent not in seen:
+                    raise EnvError(
+                        f"{self._name}: agent {agent!r} left without an end of its episode"
+                    )
+                put_row(self._raw, row, seen[agent])
+                rewards[row] = gained[agent]
+                if terminated[agent] or truncated[agent]:
+                    flags[:, row] = terminated[agent], truncated[agent]
+        return as_rewards(self._name, rewards, self.num_envs), *flags
 
 
 def make(
@@ -178,9 +190,7 @@ def make(
       EnvError: no such environment, a number of rows that isn't a multiple of the agents, or an
         option that cannot work.
     """
-    resolved = resolve_options(name, options, DEFAULTS)
-    check_range(name, resolved, "max_episode_steps", 0)
-    check_range(name, resolved, "frame_stack", 1)
+    resolved = resolve(name, options, DEFAULTS)
     build = _find(name, target)
     try:
         first = build(**resolved["kwargs"])

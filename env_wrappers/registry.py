@@ -11,7 +11,7 @@ import gymnasium
 from env_wrappers.batch import EnvBatch
 from env_wrappers.errors import EnvError
 from env_wrappers.families import FAMILIES, Family, family_named
-from env_wrappers.options import resolve_options
+from env_wrappers.single import make_batch, resolve
 
 
 def registered_families() -> tuple[str, ...]:
@@ -59,7 +59,12 @@ def make(
             )
         module = _load(name, family)
         try:
-            batch: EnvBatch = module.make(name, target, num_envs, seeds, options or {})
+            batch: EnvBatch
+            if hasattr(module, "make"):
+                batch = module.make(name, target, num_envs, seeds, options or {})
+            else:
+                resolved = resolve(name, options or {}, module.DEFAULTS)
+                batch = make_batch(module.make_env, name, target, num_envs, seeds, resolved)
         except ImportError as error:
             raise EnvError(
                 f"{name} needs a package that can't be imported here ({error}): "
@@ -95,7 +100,7 @@ def make_env(
     module = _load(name, family)
     if not hasattr(module, "make_env"):
         return None
-    resolved = resolve_options(name, options or {}, module.DEFAULTS)
+    resolved = resolve(name, options or {}, module.DEFAULTS)
     env: gymnasium.Env[Any, Any] = module.make_env(name, target, resolved, render_mode)
     return env
 

@@ -1,10 +1,10 @@
 """Families of single gymnasium environments: their common options, and the batch made of them.
 
-Such a family's module has
+Such a family's module has its options, `DEFAULTS`, which include `COMMON`, and
 
     make_env(name, target, options, render_mode=None) -> gymnasium.Env
 
-whose `options` are all of its `DEFAULTS`, resolved, and its `make` is one call of `make_batch`.
+whose `options` are all of them, of the right types; it checks what they may be.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_batch(
       target: what follows the colon.
       num_envs: E.
       seeds: one for each.
-      options: resolved.
+      options: all of them, as `resolve` gives them.
 
     Raises:
       EnvError: one can't be made, or a space can't travel.
@@ -98,6 +98,31 @@ def make_registered(
         if "argument" not in str(error):
             raise
         raise EnvError(f"{name} doesn't take all of the kwargs {dict(kwargs)}: {error}") from error
+
+
+def registered_id(
+    what: str, target: str, prefixes: tuple[str, ...], before: str = "", after: str = ""
+) -> str:
+    """The id of gymnasium's registry that `target` is short for.
+
+    Args:
+      what: the environments that are looked through, for the message.
+      target: the id without `before` and `after`.
+      prefixes: how such targets begin.
+      before: what all of these ids begin with.
+      after: what they end with.
+
+    Raises:
+      EnvError: there is none; the message has the closest ones.
+    """
+    ids = {
+        key.removeprefix(before).removesuffix(after): key
+        for key in gymnasium.registry
+        if key.startswith(tuple(before + prefix for prefix in prefixes)) and key.endswith(after)
+    }
+    if target not in ids:
+        raise refuse_unknown(what, target, list(ids))
+    return ids[target]
 
 
 def refuse_unknown(what: str, target: str, known: Sequence[str]) -> EnvError:

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
 from env_wrappers.actions import ActionCodec
@@ -26,7 +27,8 @@ from env_wrappers.observations import ObservationCodec
 class SyncBatch(EnvBatch):
     """E single environments; each is reset on the step that ends its episode.
 
-    The environments' info dicts are ignored. An exception in an environment propagates.
+    The environments' info dicts are ignored. An exception in an environment propagates. A limit of
+    time that gymnasium keeps around an environment is kept here, for all rows at once.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class SyncBatch(EnvBatch):
         """
         self.num_envs = len(envs)
         self._name = name
-        self._envs = list(envs)
+        peeled = [_without_limit(env) for env in envs]
+        self._envs = [env for env, _ in peeled]
+        self._limit_steps = np.array([limit for _, limit in peeled], np.int32)
         self._seeds: Sequence[int | None] = list(seeds)
         first = self._envs[0]
         for row, env in enumerate(self._envs):
@@ -65,11 +69,11 @@ class SyncBatch(EnvBatch):
 
     def reset(self) -> StepBatch:
         """Start an episode everywhere; only the first call uses the seeds."""
-        rows = self._observations.new_rows()
-        for env, seed in zip(self._envs, self._seeds, strict=True):
+        raw = self._observations.new_raw(self.num_envs)
+        for row, (env, seed) in enumerate(zip(self._envs, self._seeds, strict=True)):
             first, _ = env.reset(seed=seed)
-            self._observations.add_row(rows, first)
-        observation = self._observations.stack_rows(rows)
+            self._observations.put_row(raw, row, first)
+        observation = self._observations.travelling(raw)
         self._seeds = [None] * self.num_envs
         self._observations.check_bounds(observation)
         self._totals.clear()
@@ -78,15 +82,16 @@ class SyncBatch(EnvBatch):
     def step(self, actions: NDArray[Any]) -> StepBatch:
         """Take one agent step everywhere; see `EnvBatch.step`."""
         decoded = self._actions.decode_rows(actions)
-        rows = self._observations.new_rows()
+        put_row, raw = self._observations.put_row, self._observations.new_raw(self.num_envs)
         final: Arrays | None = None
         rewards = []
         flags = np.zeros((2, self.num_envs), np.bool_)
         terminated, truncated = flags
-        for row, (env, action) in enumerate(zip(self._envs, decoded, strict=True)):
+        last = (self._totals.steps + 1 == self._limit_steps).tolist()
+        for row, (env, action, is_last) in enumerate(zip(self._envs, decoded, last, strict=True)):
             newest, reward, is_terminal, is_cut, _ = env.step(action)
             rewards.append(reward)
-            if is_terminal or is_cut:
+            if is_terminal or is_cut or is_last:
                 terminated[row] = is_terminal
                 if not is_terminal:
                     truncated[row] = True
@@ -94,8 +99,8 @@ class SyncBatch(EnvBatch):
                         final = self._observations.new_arrays(self.num_envs)
                     self._observations.write_row(final, row, newest)
                 newest, _ = env.reset()
-            self._observations.add_row(rows, newest)
-        observation = self._observations.stack_rows(rows)
+            put_row(raw, row, newest)
+        observation = self._observations.travelling(raw)
         ended = terminated | truncated
         if ended.any():
             self._observations.check_bounds({k: leaf[ended] for k, leaf in observation.items()})
@@ -127,3 +132,17 @@ class SyncBatch(EnvBatch):
         """Close every environment."""
         for env in self._envs:
             env.close()
+
+
+def _without_limit(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], int]:
+    """`env` without the outer wrappers whose work a batch does, and its limit of steps or 0.
+
+    These are the limit of time, and the check that a reset comes before steps.
+    """
+    limit_steps = 0
+    while type(env) is TimeLimit or type(env) is OrderEnforcing:
+        if type(env) is TimeLimit:
+            steps: int = env._max_episode_steps
+            limit_steps = min(limit_steps or steps, steps)
+        env = env.env
+    return env, limit_steps

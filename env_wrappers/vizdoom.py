@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 
-from env_wrappers.batch import EnvBatch
 from env_wrappers.options import check_range
-from env_wrappers.single import COMMON, make_batch, make_registered, refuse_unknown, resolve
+from env_wrappers.single import COMMON, make_registered, registered_id
 
 # frame_skip: game tics (35 a second) per step, with the same buttons pressed.
 # shrink: every so many-th pixel of the 240x320 ones, in both directions, is observed.
@@ -57,33 +56,19 @@ class ShrunkScreen(gymnasium.ObservationWrapper[Any, Any, Any]):
         return gymnasium.spaces.Box(0, 255, shape, space.dtype)
 
 
-def make(
-    name: str, target: str, num_envs: int, seeds: Sequence[int], options: Mapping[str, Any]
-) -> EnvBatch:
-    """Make the id `target`, such as "VizdoomBasic-v1"; options as in `DEFAULTS`.
-
-    Raises:
-      EnvError: no such id, or an option that cannot work.
-    """
-    resolved = resolve(name, options, DEFAULTS)
-    check_range(name, resolved, "frame_skip", 1)
-    check_range(name, resolved, "shrink", 1)
-    return make_batch(make_env, name, target, num_envs, seeds, resolved)
-
-
 def make_env(
     name: str, target: str, options: Mapping[str, Any], render_mode: str | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Make one of them; `options` are all of `DEFAULTS`.
+    """Make the id `target`, such as "VizdoomBasic-v1"; options: all of `DEFAULTS`.
 
     Raises:
-      EnvError: no such id, or arguments that its constructor doesn't take.
+      EnvError: no such id, or options or arguments that cannot work.
     """
     from vizdoom import gymnasium_wrapper  # noqa: F401 (registers the ids)
 
-    known = [key for key in gymnasium.registry if key.startswith("Vizdoom")]
-    if target not in known:
-        raise refuse_unknown("ViZDoom environment", target, known)
+    check_range(name, options, "frame_skip", 1)
+    check_range(name, options, "shrink", 1)
+    registered_id("ViZDoom environment", target, ("Vizdoom",))
     kwargs = {"frame_skip": options["frame_skip"], **options["kwargs"]}
     env = make_registered(name, target, kwargs, 0, render_mode=render_mode)
     game: Any = env.unwrapped.game  # type: ignore[attr-defined]
