@@ -2,8 +2,8 @@
 
     python benchmarks/recording.py --json benchmarks/results/recording.json
 
-Runs with and without recording alternate, so that a machine that slows down slows both. Processor
-time is what other programs on the machine disturb least: where ranks fill all cores,
+Runs with and without recording alternate, so that a machine that slows down slows both. With --add
+the pairs are added to those of the file, for a machine that is seldom quiet. Processor time is what other programs on the machine disturb least: where ranks fill all cores,
 throughput is inverse to it.
 """
 
@@ -42,12 +42,16 @@ def train(folder, agent_steps, *options):
     return Run(folder), cpu_s
 
 
-def alternate(folder, pairs, agent_steps, *options):
-    """Rates and processor time with `options` and without, and the runs with them."""
+def alternate(folder, pairs, agent_steps, *options, before=None):
+    """Rates and processor time with `options` and without, and the runs with them.
+
+    The pairs of `before`, figures of an earlier call, count, too.
+    """
     kinds = {"with": options, "without": ()}
     start = {kind: train(folder / f"start-{kind}", 320, *kinds[kind])[1] for kind in kinds}
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    cpu_ms: dict[str, list[float]] = {kind: [] for kind in kinds}
+    before = before or {}
+    rates = {kind: list(before.get("env_steps_per_s", {}).get(kind, [])) for kind in kinds}
+    cpu_ms = {kind: list(before.get("cpu_ms_per_step", {}).get(kind, [])) for kind in kinds}
     runs = []
     for pair in range(pairs):
         for kind in ("with", "without") if pair % 2 == 0 else ("without", "with"):
@@ -56,20 +60,25 @@ def alternate(folder, pairs, agent_steps, *options):
             cpu_ms[kind].append(1e3 * (cpu_s - start[kind]) / agent_steps)
             if kind == "with":
                 runs.append(run)
+        print({kind: (rates[kind][-1], cpu_ms[kind][-1]) for kind in kinds}, flush=True)
     ratios = np.array(rates["with"]) / np.array(rates["without"])
     cpu_ratios = np.array(cpu_ms["without"]) / np.array(cpu_ms["with"])
     figures = {
         "env_steps_per_s": rates,
+        "pairs": len(ratios),
         "median_ratio": float(np.median(ratios)),
+        "quartiles_of_ratio": np.percentile(ratios, [25, 75]).tolist(),
         "cpu_ms_per_step": cpu_ms,
         "median_cpu_ratio": float(np.median(cpu_ratios)),
+        "quartiles_of_cpu_ratio": np.percentile(cpu_ratios, [25, 75]).tolist(),
     }
     return figures, runs
 
 
-def training_cost(folder, pairs, agent_steps):
+def training_cost(folder, pairs, agent_steps, before):
     """What recording costs, and bytes per frame on disk."""
-    figures, runs = alternate(folder, pairs, agent_steps, "--recording.enabled", "true")
+    recording = ("--recording.enabled", "true")
+    figures, runs = alternate(folder, pairs, agent_steps, *recording, before=before)
     steps = sum(len(run.steps("reward")) for run in runs)
     nbytes = sum(segment.path.stat().st_size for run in runs for segment in run.segments)
     frame_bytes = sum(
@@ -109,11 +118,12 @@ def generate(folder, steps, frame_shape):
         "terminated": ends,
         "truncated": np.zeros(EPISODE_STEPS, bool),
     }
+    pieces = {name: [rows] for name, rows in episode_steps.items()}
     for first in range(0, steps, 1_000_000):
         path = writer_folder / f"seg-{first // 1_000_000:05d}.h5"
         writer = SegmentWriter(path, columns, attributes, "gzip-1")
         for number in range(first // EPISODE_STEPS, min(steps, first + 1_000_000) // EPISODE_STEPS):
-            writer.append(episode_steps, None, entry(number))
+            writer.append(pieces, None, entry(number))
         writer.close("followed" if first + 1_000_000 < steps else "finished", {})
     return folder
 
@@ -190,20 +200,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--pairs", type=int, default=3, help="of training runs")
+    parser.add_argument("--add", action="store_true", help="to the pairs that the file has")
     parser.add_argument("--agent-steps", type=int, default=15_000, help="of each training run")
     parser.add_argument("--steps", type=int, default=10_000_000, help="of the data set")
     parser.add_argument("--quick", action="store_true", help="a small recording to read")
     parser.add_argument("--json", type=Path, help="parts that it has are replaced, others kept")
     options = parser.parse_args()
     steps, sequences = (100_000, 30) if options.quick else (options.steps, 300)
-    parts = {
-        "training": lambda folder: training_cost(folder, options.pairs, options.agent_steps),
-        "episode_index": lambda folder: index_time(folder, steps),
-        "random_reads_s": lambda folder: random_reads(folder, sequences),
-    }
     figures = {}
     if options.json and options.json.exists():
         figures = json.loads(options.json.read_text(encoding="utf-8"))
+    before = figures.get("training") if options.add else None
+    parts = {
+        "training": lambda folder: training_cost(
+            folder, options.pairs, options.agent_steps, before
+        ),
+        "episode_index": lambda folder: index_time(folder, steps),
+        "random_reads_s": lambda folder: random_reads(folder, sequences),
+    }
     with tempfile.TemporaryDirectory() as scratch:
         for part in options.parts:
             figures[part] = parts[part](Path(scratch) / part)

@@ -160,10 +160,12 @@ def append_episode(writer, columns, episode, reward=1.0):
         "policy_version": np.full(length, episode),
     }
     steps = {
-        name: np.broadcast_to(
-            values.get(name, (episode + step).reshape(-1, *[1] * len(spec.shape))),
-            (length, *spec.shape),
-        ).astype(spec.dtype)
+        name: [
+            np.broadcast_to(
+                values.get(name, (episode + step).reshape(-1, *[1] * len(spec.shape))),
+                (length, *spec.shape),
+            ).astype(spec.dtype)
+        ]
         for name, spec in columns.items()
     }
     final = None

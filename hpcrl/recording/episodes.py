@@ -100,8 +100,11 @@ class Episode:
     nbytes: int = 0
     end_unix_s: float = 0.0
 
-    def steps(self, columns: Iterable[str]) -> dict[str, Array]:
-        """Return the columns `[T, ...]`: the rows, with rewards and ends moved to their actions."""
+    def steps(self, columns: Iterable[str]) -> dict[str, list[Array]]:
+        """Return the columns, T rows each in pieces `[n, ...]` that are views where they can be.
+
+        They are the rows, with rewards and ends moved to their actions.
+        """
         rewards = np.concatenate([chunk["reward"] for chunk in self.chunks])
         last = np.array([self.last_reward], np.float32)
         has_last = self.ending == "terminated"
@@ -109,12 +112,12 @@ class Episode:
         count = len(reward)
         ends = np.arange(count) == count - 1
         made = {
-            "reward": reward,
-            "terminated": ends & has_last,
-            "truncated": ends & (self.ending == "truncated"),
+            "reward": [reward],
+            "terminated": [ends & has_last],
+            "truncated": [ends & (self.ending == "truncated")],
         }
         return {
-            name: made[name] if name in made else self._rows(row_field(name))[:count]
+            name: made[name] if name in made else self._first_rows(row_field(name), count)
             for name in columns
         }
 
@@ -129,8 +132,12 @@ class Episode:
             if name.startswith("obs:")
         }
 
-    def _rows(self, name: str) -> Array:
-        return np.concatenate([chunk[name] for chunk in self.chunks])
+    def _first_rows(self, name: str, count: int) -> list[Array]:
+        pieces: list[Array] = []
+        for chunk in self.chunks:
+            pieces.append(chunk[name][:count])
+            count -= len(pieces[-1])
+        return pieces
 
 
 def row_field(column: str) -> str:

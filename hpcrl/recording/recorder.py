@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from hpcrl.recording.segment import FLUSH_S, End, SegmentWriter, existing_segmen
 from hpcrl.run.rank_log import log
 from hpcrl.run.run_dir import RunDir
 from hpcrl.specs import ArraySpec, EnvSpec, unpack_bits
+
+Steps = Mapping[str, Sequence[Array]]
+"""Columns in pieces `[n, ...]`."""
 
 
 class Recorder:
@@ -151,7 +154,10 @@ class Recorder:
         log.warning("recording has ended, training goes on: %s", why)
 
     def _write(self, episode: Episode) -> None:
-        steps = self._unpacked(episode.steps(self._columns), "observation/")
+        steps = episode.steps(self._columns)
+        for path, bits in self._bits.items():
+            if (name := f"observation/{path}") in steps:
+                steps[name] = [unpack_bits(piece, bits) for piece in steps[name]]
         if self._room_bytes and self._most_bytes(steps) > self._room_bytes:
             self._close_segment("max_bytes")
             self._stop(f"recording.max_bytes is reached in {self._folder}")
@@ -162,35 +168,27 @@ class Recorder:
         segment = self._segment or self._open_segment()
         final = episode.final_observation()
         if final is not None:
-            final = self._unpacked(final, "")
+            flags = {p: unpack_bits(final[p], bits) for p, bits in self._bits.items() if p in final}
+            final |= flags
         segment.append(steps, final, self._entry(episode, steps))
         self.recorded += 1
         self._open_bytes = segment.nbytes
 
-    def _unpacked(self, columns: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-        """Columns with the leaves that travel as bits as flags of one byte each."""
-        flags = {
-            name: unpack_bits(columns[name], bits)
-            for path, bits in self._bits.items()
-            if (name := prefix + path) in columns
-        }
-        return {**columns, **flags}
-
-    def _most_bytes(self, steps: Mapping[str, Array]) -> int:
+    def _most_bytes(self, steps: Steps) -> int:
         """Bytes on disk with one more episode, if nothing could be compressed."""
         pending = self._segment.pending_bytes if self._segment else 0
-        more = sum(column.nbytes for column in steps.values())
+        more = sum(piece.nbytes for pieces in steps.values() for piece in pieces)
         return self.nbytes + pending + more + reserve_bytes(self._columns)
 
-    def _entry(self, episode: Episode, steps: Mapping[str, Array]) -> dict[str, Any]:
-        versions = steps.get("policy_version", np.array([-1]))
+    def _entry(self, episode: Episode, steps: Steps) -> dict[str, Any]:
+        versions = np.concatenate(steps.get("policy_version", [np.array([-1])]))
         first, last = int(versions.min()), int(versions.max())
         self._versions = [
             first if self._versions[0] < 0 else min(self._versions[0], first),
             max(self._versions[1], last),
         ]
         return {
-            "return": np.asarray(steps["reward"], np.float64).sum(),
+            "return": np.concatenate(steps["reward"]).sum(dtype=np.float64),
             "env_id": episode.env_id,
             "episode": episode.number,
             "env_seed": self._env_seeds[episode.env_id],

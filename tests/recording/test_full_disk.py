@@ -24,8 +24,8 @@ def fill_up(file):
 
 def append(writer):
     now_s[0] += 2 * segment.FLUSH_S
-    steps = {"reward": np.ones(3000, np.float32)}
-    writer.append({**steps, "observation/obs": np.ones((3000, 64), np.float32)}, None, entry)
+    steps = {"reward": [np.ones(3000, np.float32)]}
+    writer.append({**steps, "observation/obs": [np.ones((3000, 64), np.float32)]}, None, entry)
 
 def record():
     writer = segment.SegmentWriter(folder / "seg-0.h5", columns, {}, "gzip-1", lambda: now_s[0])

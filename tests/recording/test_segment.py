@@ -43,13 +43,22 @@ def random_steps(rng, count):
     return steps
 
 
+def pieces_of(steps):
+    """The same rows in an empty piece, one row, and the rest."""
+    return {name: [rows[:0], rows[:1], rows[1:]] for name, rows in steps.items()}
+
+
+def random_pieces(rng, count):
+    return pieces_of(random_steps(rng, count))
+
+
 def write(path, compression, lengths, **options):
     """A closed segment with episodes of these lengths; returns what was written, by column."""
     rng = np.random.default_rng(3)
     writer = SegmentWriter(path, COLUMNS, {}, compression, **options)
     episodes = [random_steps(rng, length) for length in lengths]
     for number, steps in enumerate(episodes):
-        writer.append(steps, None, {**ENTRY, "episode": number})
+        writer.append(pieces_of(steps), None, {**ENTRY, "episode": number})
     writer.close("finished", {})
     return {name: np.concatenate([steps[name] for steps in episodes]) for name in COLUMNS}
 
@@ -92,10 +101,10 @@ def test_an_open_segment_holds_whole_chunks_only(tmp_path):
     moment = 0.0
     writer = SegmentWriter(tmp_path / "seg-00000.h5", COLUMNS, {}, "gzip-1", clock=lambda: moment)
     rng = np.random.default_rng(0)
-    writer.append(random_steps(rng, 150), None, ENTRY)
+    writer.append(random_pieces(rng, 150), None, ENTRY)
     assert (writer.flushed_steps, writer.flushed_episodes) == (0, 0)
     moment = 1.0
-    writer.append(random_steps(rng, 10), None, {**ENTRY, "episode": 1})
+    writer.append(random_pieces(rng, 10), None, {**ENTRY, "episode": 1})
     copy = shutil.copy(writer.partial, tmp_path / "copy.h5")
     with h5py.File(copy, "r", swmr=True) as file:
         image = file["steps/observation/image"]
@@ -106,7 +115,7 @@ def test_an_open_segment_holds_whole_chunks_only(tmp_path):
         assert not file.attrs["closed"]
     assert writer.pending_bytes == (160 - 128) * sum(spec.nbytes for spec in COLUMNS.values())
     moment = 2.0
-    writer.append(random_steps(rng, 40), None, {**ENTRY, "episode": 2})
+    writer.append(random_pieces(rng, 40), None, {**ENTRY, "episode": 2})
     assert (writer.flushed_steps, writer.flushed_episodes) == (192, 2)
 
 

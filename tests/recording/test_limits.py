@@ -1,0 +1,115 @@
+"""What recording does where memory or disk end: whole episodes are dropped, acting goes on."""
+
+import threading
+
+import numpy as np
+
+from analysis.reader import Run
+from hpcrl.comm.wire import row_fields
+from hpcrl.config.sections import RecordingConfig
+from hpcrl.recording import SegmentWriter
+from hpcrl.recording.episodes import column_specs
+from hpcrl.recording.segment import reserve_bytes
+from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
+from tests.acting_tools import Stage
+from tests.recording.recorded import by_identity, played_episodes, recorded_stage
+from tests.recording_tools import assert_same_episode, recorder_for
+
+
+def notes_of(path):
+    run = Run(path)
+    assert run.segments
+    return run.notes
+
+
+def test_recording_ends_before_max_bytes_and_training_is_not_told(tmp_path):
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    stage, recorder = recorded_stage(
+        folder, "terminating", steps=2000, max_bytes=900_000, segment_bytes=200_000
+    )
+    files = list(folder.iterdir())
+    assert sum(path.stat().st_size for path in files) <= 900_000
+    assert all(path.suffix == ".h5" for path in files)
+    assert any("had reached recording.max_bytes" in note for note in notes_of(tmp_path))
+    episodes = len(played_episodes(stage))
+    assert recorder.recorded + recorder.dropped == episodes
+    assert recorder.dropped > 0
+    assert len(Run(tmp_path).episodes()) == recorder.recorded
+
+
+def test_a_disk_error_ends_the_recording_only(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hpcrl.recording.segment._extend", full)
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    stage, recorder = recorded_stage(folder, "terminating", steps=3000)
+    assert recorder.recorded == 0 or recorder.dropped > 0
+    assert stage.unrolls
+
+
+def test_a_slow_disk_drops_whole_episodes_and_never_holds_acting_up(tmp_path, monkeypatch):
+    """The disk answers nothing until all is played."""
+    answers = threading.Event()
+    append = SegmentWriter.append
+
+    def slow(self, *arguments):
+        assert answers.wait(60)
+        append(self, *arguments)
+
+    monkeypatch.setattr(SegmentWriter, "append", slow)
+    stage = Stage("scripted")
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    spec, behaviour = stage.spec, stage.brain.behaviour
+    recorder = recorder_for(folder, spec, behaviour, len(stage.envs), buffer_bytes=6000)
+    stage.policy.sink = recorder
+    for _ in range(100):
+        stage.step()
+    assert recorder.recorded == 0
+    dropped = recorder.dropped
+    assert dropped > 5
+    answers.set()
+    recorder.close()
+    expected = played_episodes(stage)
+    run = Run(tmp_path)
+    recorded = by_identity(run)
+    assert 0 < len(recorded) == len(expected) - recorder.dropped
+    for identity, (steps, entry) in recorded.items():
+        assert_same_episode(steps, entry, expected[identity])
+    last = {env_id: max(n for e, n in recorded if e == env_id) for env_id, _ in recorded}
+    missing = expected.keys() - recorded.keys()
+    absent = sum(number < last.get(env_id, 0) for env_id, number in missing)
+    if absent:
+        assert f"{absent} episodes are not in the recording" in run.notes[0]
+        assert f"{recorder.dropped} were dropped while recording" in run.notes[0]
+    assert run.segments[-1].attributes["dropped_episodes"] == recorder.dropped
+    assert recorder._budget.take(6000)  # all memory is free again
+
+
+FRAMES = EnvSpec(
+    "x:y",
+    {"obs": ObservationLeaf(ArraySpec((84, 84), "uint8"), "image")},
+    ActionSpec((ActionPart("discrete", nvec=(2,)),)),
+)
+
+
+def test_what_waits_for_its_chunk_or_to_be_written_counts_as_bytes_on_disk(tmp_path, monkeypatch):
+    """Frames that no filter makes smaller, none of which is flushed before the end."""
+    monkeypatch.setattr("hpcrl.recording.segment.FLUSH_S", 1e9)
+    columns = column_specs(FRAMES, {}, RecordingConfig().fields)
+    limit = reserve_bytes(columns) + 1_000_000
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    recorder = recorder_for(folder, FRAMES, {}, 1, max_bytes=limit)
+    rng = np.random.default_rng(0)
+    fields = row_fields(FRAMES, {})
+    for step in range(400):  # 2.8 MB in episodes of 10 steps
+        rows = {name: np.zeros((1, *array.shape), array.dtype) for name, array in fields.items()}
+        rows["obs:obs"][:] = rng.integers(0, 256, (84, 84))
+        rows["start"][:] = step % 10 == 0
+        rows["terminated"][:] = step > 0 and step % 10 == 0
+        recorder.add(np.array([0]), rows)
+    recorder.close()
+    (path,) = folder.iterdir()
+    assert 500_000 < path.stat().st_size <= limit
+    assert recorder.recorded + recorder.dropped == 40
+    assert recorder.dropped > 20
