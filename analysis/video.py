@@ -25,9 +25,10 @@ def find_ffmpeg() -> str | None:
     """Return an ffmpeg: of the package imageio-ffmpeg, or of the system."""
     try:
         import imageio_ffmpeg
-    except ImportError:
+
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except (ImportError, RuntimeError):  # the package has no program for every platform
         return shutil.which("ffmpeg")
-    return str(imageio_ffmpeg.get_ffmpeg_exe())
 
 
 def enlarge(frames: Frames, scale: int) -> Frames:

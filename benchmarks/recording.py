@@ -3,8 +3,9 @@
     python benchmarks/recording.py --json benchmarks/results/recording.json
 
 Runs with and without recording alternate, so that a machine that slows down slows both. With --add
-the pairs are added to those of the file, for a machine that is seldom quiet. Processor time is what other programs on the machine disturb least: where ranks fill all cores,
-throughput is inverse to it.
+the pairs are added to those of the file, for a machine that is seldom quiet. Processor time is
+what other programs on the machine disturb least: where ranks fill all cores, throughput is inverse
+to it.
 """
 
 import argparse

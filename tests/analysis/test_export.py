@@ -126,3 +126,12 @@ def test_episodes_of_evaluation_are_not_exported(tmp_path, kind):
     with h5py.File(tmp_path / "set") as file:
         rewards = file["rewards"] if kind == "d4rl" else file["data"]
         assert len(rewards) == (100 if kind == "d4rl" else 20)
+
+
+def test_what_a_killed_export_left_is_not_written_over(tmp_path):
+    run = Run(write_run(tmp_path))
+    left = tmp_path / "set.part"
+    left.write_bytes(b"half")
+    with pytest.raises(DataError, match="left from an export that was killed: remove it first"):
+        export(run, "d4rl", tmp_path / "set")
+    assert left.read_bytes() == b"half"

@@ -1,7 +1,6 @@
 """What the scripts say of runs whose numbers are known."""
 
 import argparse
-import io
 import itertools
 import json
 import os
@@ -14,7 +13,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image, ImageSequence
+from PIL import Image
 
 from analysis import (
     actions,
@@ -26,7 +25,6 @@ from analysis import (
     report,
     scaling,
     throughput,
-    video,
 )
 from analysis._common import command
 from analysis.errors import DataError
@@ -231,16 +229,6 @@ def test_the_report_of_two_runs_compares_them(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert text.count("image/png") == len(report.SECTIONS)
     assert "second - first" in text
-
-
-def test_videos_hold_every_frame(tmp_path):
-    run = Run(write_run(tmp_path, env=IMAGES))
-    shown = video.episode_frames(run, 9)
-    assert shown.shape == (7 + 1, 20, 24)  # its final observation included
-    assert (shown[-1] == 200).all()
-    gif = Image.open(io.BytesIO(video.encode(run, 9, "gif", 2, 10.0)))
-    frames = sum(1 for _ in ImageSequence.Iterator(gif))
-    assert (frames, gif.size, gif.info["duration"]) == (8, (48, 40), 100)
 
 
 def test_the_index_shows_all_segments_and_notices_a_missing_one(tmp_path, capsys):

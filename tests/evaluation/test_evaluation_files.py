@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from analysis.reader import Run
 from hpcrl.evaluation.atari_scores import human_normalised, reference_scores
@@ -39,15 +40,22 @@ def test_recorded_episodes_are_those_of_the_table(tmp_path, truncate):
     assert again.folder != result.folder
 
 
-def test_a_video_of_the_best_episode_is_written(tmp_path):
+@pytest.mark.parametrize("ffmpeg", [True, False])
+def test_a_video_of_the_best_episode_is_written(tmp_path, monkeypatch, ffmpeg):
+    if not ffmpeg:
+        monkeypatch.setattr("analysis.video.find_ffmpeg", lambda: None)
     options = {"observation_shape": [20, 24], "episode_length": 4, "length_spread": 5}
     config = config_of(env={"name": "synthetic:counting", "options": options})
     save(tmp_path, config, random_network(config))
     result = evaluate_run(tmp_path, 3, 3, True, None, seed=2, record=True, videos=1)
-    best = int(Run(result.folder).episodes()["return"].idxmax())
+    table = Run(result.folder).episodes()
+    best = int(table["return"].idxmax())
     (video,) = result.folder.glob("episode-*.*")
     assert video.stem == f"episode-{best}"
     assert video.stat().st_size > 500
+    if not ffmpeg:
+        with Image.open(video) as gif:
+            assert (gif.format, gif.n_frames) == ("GIF", table["length"][best])
 
 
 def test_random_play_scores_nought_and_human_play_one():

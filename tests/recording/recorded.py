@@ -16,7 +16,7 @@ def recorded_stage(folder, kind, steps=120, **section):
     return stage, recorder
 
 
-def played_episodes(stage):
+def played_episodes(stage) -> dict[tuple[int, int], dict]:
     """Naive episodes of all environments by (environment, number)."""
     return {
         (env_id, number): episode
