@@ -1,9 +1,10 @@
 """Memory, handles and children of a job's ranks over time, and whether they grow."""
 
 import os
+import re
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ class Sample(NamedTuple):
 
     time_s: float
     rss_bytes: int
-    handles: int
+    handles: tuple[str, ...]
     threads: int
     zombies: int
 
@@ -36,7 +37,7 @@ class RankSamples:
                     sample = Sample(
                         time.monotonic(),
                         process.memory_info().rss,
-                        len(os.listdir(f"/proc/{beat.pid}/fd")),
+                        _open_handles(beat.pid),
                         process.num_threads(),
                         sum(p.status() == psutil.STATUS_ZOMBIE for p in process.children()),
                     )
@@ -62,12 +63,38 @@ class RankSamples:
                     "seconds": round(lived_s),
                     "rss_mb": [round(before / 1e6, 1), round(after / 1e6, 1)],
                     "rss_growth": round(after / before - 1, 4),
-                    "handles": [min(s.handles for s in part) for part in (first, last)],
+                    "handles": [min(len(s.handles) for s in part) for part in (first, last)],
+                    "handles_gained": _gained(first, last),
                     "threads": [min(s.threads for s in part) for part in (first, last)],
                     "lasting_zombies": _lasting([s.zombies for s in warm]),
                 }
             )
         return rows
+
+
+def _open_handles(pid: int) -> tuple[str, ...]:
+    """What the handles of a process lead to; kinds without a name by their kind."""
+    targets = []
+    for handle in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/{pid}/fd/{handle}").split(":[")[0])
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return tuple(targets)
+
+
+def _gained(first: list[Sample], last: list[Sample]) -> list[str]:
+    """What is open in all of `last` more often than ever in `first`, but for the rank's own log.
+
+    That is opened once, when a rank has something to say for the first time.
+    """
+    before, after = Counter[str](), Counter(last[0].handles)
+    for sample in first:
+        before |= Counter(sample.handles)
+    for sample in last[1:]:
+        after &= Counter(sample.handles)
+    gained = (after - before).elements()
+    return sorted(t for t in gained if not re.fullmatch(r".*/logs/rank-\d{5}\.log", t))
 
 
 def _lasting(counts: list[int], looks: int = 3) -> int:

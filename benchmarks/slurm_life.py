@@ -39,6 +39,7 @@ def train(cluster, folder: Path, *options, sbatch=(), **environment) -> BatchJob
         *(cluster, folder, "train.sbatch", "counting.yaml", *SLOW, *options),
         sbatch=(*SHAPE, *sbatch),
         HPCRL_MAX_RESTARTS=1000,
+        HPCRL_MAX_FRUITLESS=1000,  # some are stopped before their first step
         **environment,
     )
 

@@ -42,7 +42,8 @@ class RunConfig:
     `learner.stale_unrolls: wait`. Under a launcher of your own its options decide."""
     silence_timeout_s: NonNegativeFloat = 600.0
     """A rank whose loop stands still for this long has its name, and all ranks' stacks, written to
-    the run directory, and the job ends with 70. 0: never; `hpcrl status` names it all the same."""
+    the run directory, and the job ends with 70. 0: never; `hpcrl status` names it all the same.
+    Longer than `env.step_timeout_s` and `env.start_timeout_s` together, where isolated."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -21,6 +21,7 @@ from hpcrl.run.checkpoint import (
     remove_partial,
     set_aside_newer,
 )
+from hpcrl.run.in_use import check_free
 from hpcrl.run.metrics import discard_metrics_after
 from hpcrl.run.run_dir import CHECKPOINTS, RunDir, RunDirError
 
@@ -117,7 +118,8 @@ def open_run(path: str | Path, config_yaml: str, config_hash: str, resume: str) 
         that holds a run) or the path of a checkpoint, of this run or of another one.
 
     Raises:
-      RunDirError: the directory can't be used, or the configuration doesn't fit the checkpoint.
+      RunDirError: the directory can't be used, another start is at work there, or the
+        configuration doesn't fit the checkpoint.
       CheckpointError: the checkpoint asked for, or every one there is, is damaged.
     """
     run = RunDir(path)
@@ -128,6 +130,7 @@ def open_run(path: str | Path, config_yaml: str, config_hash: str, resume: str) 
             f"{run.path} already holds a run, and run.resume is never; give another --run.dir, "
             "or --run.resume auto to continue it"
         )
+    check_free(run.path)
     previous = run.read_status()
     checkpoint = _find_checkpoint(run, resume)
     messages = list(checkpoint.skipped) if checkpoint else []

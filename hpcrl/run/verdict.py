@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from hpcrl import exit_codes
 from hpcrl.durable import reason
 from hpcrl.run.checkpoint import list_checkpoints
+from hpcrl.run.in_use import ranks_at_work
 from hpcrl.run.run_dir import RunDir, RunDirError
 
 Action = Literal["done", "again", "requeue", "stop"]
@@ -118,7 +119,9 @@ def judge_run(
     Raises:
       RunDirError: the run's files can't be read or written.
     """
-    RunDir(path).settle_failure(f"the launch ended with exit code {exit_code}")
+    # A launch that was refused because another one works here has no say about that one.
+    if exit_code != exit_codes.USAGE or not ranks_at_work(path):
+        RunDir(path).settle_failure(f"the launch ended with exit code {exit_code}")
     status = RunDir(path).read_status() or {}
     checkpoints = list_checkpoints(path)
     attempt = Attempt(job, exit_code, checkpoints[0][0] if checkpoints else -1)

@@ -97,9 +97,19 @@ def _check(request: JobRequest) -> None:
             raise SubmitError(f"{option!r} is no option of sbatch, such as --partition=gpu")
 
 
+def _check_site(site: str, home: Path) -> None:
+    """The batch script finds it by the same rule, but only after the queue."""
+    folder = home / "slurm" / "sites"
+    path = Path(site) if "/" in site else folder / f"{site}.sh"
+    if site and not path.is_file():
+        names = ", ".join(sorted(file.stem for file in folder.glob("*.sh")))
+        raise SubmitError(f"no site file {path}: give a path with a slash, or one of {names}")
+
+
 def submit_command(request: JobRequest, home: Path, dry_run: bool) -> int:
     """Show the script; submit it unless `dry_run`. Return the exit code."""
     try:
+        _check_site(request.site, home)
         script = render(request, str(home))
     except SubmitError as error:
         print(f"hpcrl: {error}", file=sys.stderr)

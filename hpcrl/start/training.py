@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
 from hpcrl.layouts import check_layout
 from hpcrl.node.slurm_env import LaunchError, is_launched, parse_time_unix_s, survives_deaths
+from hpcrl.run.in_use import check_free
 from hpcrl.run.resume import RunIsDone, check_not_done
 from hpcrl.run.run_dir import RunDir, RunDirError
 from hpcrl.run.stopping import StopSignal
@@ -92,12 +94,17 @@ def _check_isolation(config: Config) -> None:
             )
         return
     longest_s = env.step_timeout_s + env.start_timeout_s
-    if longest_s >= deadline_s:
-        raise ConfigError(
-            f"env.step_timeout_s {env.step_timeout_s:g} and env.start_timeout_s "
-            f"{env.start_timeout_s:g} together reach transport.deadline_s {deadline_s:g}: an "
-            "environment that hangs would end the job before it is restarted"
-        )
+    limits = {
+        "transport.deadline_s": deadline_s,
+        "run.silence_timeout_s": config.run.silence_timeout_s or math.inf,
+    }
+    for key, limit_s in limits.items():
+        if longest_s >= limit_s:
+            raise ConfigError(
+                f"env.step_timeout_s {env.step_timeout_s:g} and env.start_timeout_s "
+                f"{env.start_timeout_s:g} together reach {key} {limit_s:g}: an environment that "
+                "hangs would end the job before it is restarted"
+            )
 
 
 def train_command(path: str, overrides: Sequence[str]) -> int:
@@ -110,12 +117,13 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
     try:
         config = read_training_config(path, overrides)
         check_not_done(config)
+        check_free(Path(config.run.dir))
         ranks = local_world_size(config.topology, demand_of(config), os.cpu_count() or 1)
         mpirun = find_mpirun()
     except RunIsDone as done:
         print(f"hpcrl: {done}")
         return exit_codes.DONE
-    except (ConfigError, TopologyError) as error:
+    except (ConfigError, TopologyError, RunDirError) as error:
         print(f"hpcrl: {error}", file=sys.stderr)
         return exit_codes.USAGE
     except LaunchError as error:

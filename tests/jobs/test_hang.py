@@ -33,7 +33,21 @@ EVALUATED: dict = {
     "env": {"name": "gym:CartPole-v1", "options": {}},
     "evaluation": {"episodes": 2, "envs": 2, "every_s": 0.1},
 }
-NEEDS = {"worker": IMPALA, "follower": TEAMS, "evaluator": EVALUATED}
+ASYNC: dict = {
+    "layout": "async_gradient",
+    "agent": {"name": "a3c"},
+    "topology": {"learners": 2, "inference": 0, "actors": 2},
+    "env": {"name": "gym:CartPole-v1", "options": {}},
+}
+NEEDS = {
+    "worker": IMPALA,
+    "follower": TEAMS,
+    "evaluator": EVALUATED,
+    "parameter server": ASYNC,
+    "gradient worker": ASYNC,
+}
+TITLES = {"parameter server": "learner", "gradient worker": "worker"}
+"""What the topology calls a role that has another name here."""
 
 
 def hpcrl(*arguments):
@@ -58,19 +72,18 @@ def start(folder, **sections):
     )
 
 
-@pytest.mark.parametrize(
-    "role", ["learner", "inference", "actor", "worker", "follower", "evaluator"]
-)
+@pytest.mark.parametrize("role", ["learner", "inference", "actor", *NEEDS])
 def test_a_stopped_rank_is_named_and_the_job_ends_and_can_be_resumed(tmp_path, role):
     config, run_dir = start(tmp_path, **NEEDS.get(role, {}))
+    title = TITLES.get(role, role)
     with TrainingJob(config) as job:
         job.wait_until(lambda: list_checkpoints(run_dir), "checkpoint")
         # While it starts it has the whole time of a start.
         job.wait_until(lambda: all(b.stage != "start" for b in read_beats(run_dir)), "stages")
-        (victim,) = [b for b in read_beats(run_dir) if b.name == f"{role} 0"]
+        (victim,) = [b for b in read_beats(run_dir) if b.name == f"{title} 0"]
         others = {beat.rank for beat in read_beats(run_dir)} - {victim.rank}
         os.kill(victim.pid, signal.SIGSTOP)
-        named = f"{role} 0 (rank {victim.rank}, {victim.host}, pid {victim.pid}, stopped) silent"
+        named = f"{title} 0 (rank {victim.rank}, {victim.host}, pid {victim.pid}, stopped) silent"
         job.wait_until(lambda: named in hpcrl("status", run_dir)[1], "name in status")
         assert job.finish() == 70
         assert named in job.output

@@ -139,6 +139,11 @@ def test_settings_that_make_no_sense_together_are_refused():
     env = {"isolation": "process", "step_timeout_s": 30.0, "start_timeout_s": 30.0}
     with pytest.raises(ConfigError, match=r"reach transport\.deadline_s 60"):
         check_together(config_of(env={**env, "envs_per_actor": 2, "groups": 1}))
+    env |= {"envs_per_actor": 2, "groups": 1, "step_timeout_s": 15.0}
+    check_together(config_of(env=env, run={"silence_timeout_s": 46.0}))
+    check_together(config_of(env=env, run={"silence_timeout_s": 0.0}))
+    with pytest.raises(ConfigError, match=r"15 and .* 30 together reach run\.silence_timeout_s 45"):
+        check_together(config_of(env=env, run={"silence_timeout_s": 45.0}))
 
 
 def test_the_kinds_of_failures_have_one_order_on_both_sides():

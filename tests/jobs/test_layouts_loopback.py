@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hpcrl.comm.loopback import LoopbackPlane
 from hpcrl.exit_codes import DONE
 from hpcrl.learning.optim import Optimizer
 from hpcrl.run.metrics import read_metrics
@@ -116,3 +117,33 @@ def test_metrics_of_workers_hold_their_shares_of_time(tmp_path, monkeypatch):
     assert all(share >= 0 for share in shares)
     assert record["actor_step_share"] > 0
     assert record["inference_forward_share"] > 0
+
+
+SEED_TOPOLOGY = {"learners": 2, "inference": 2, "actors": 4}
+LAYOUTS: dict[str, dict] = {
+    "seed": {"topology": SEED_TOPOLOGY},
+    "impala": {},
+    "async_gradient": {"agent": {"name": "a3c"}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_longer_run_makes_no_more_sends_and_receives(tmp_path, monkeypatch, layout):
+    made: list[str] = []
+    for name in ("sender", "receivers"):
+        healthy = getattr(LoopbackPlane, name)
+
+        def noted(self, *arguments, _make=healthy, _name=name, **options):
+            made.append(_name)
+            return _make(self, *arguments, **options)
+
+        monkeypatch.setattr(LoopbackPlane, name, noted)
+    counts = []
+    for goal in (100, 2000):
+        made.clear()
+        stop = {"agent_steps": goal}
+        run_dir = tmp_path / str(goal)
+        run_job(monkeypatch, worker_config(run_dir, layout=layout, stop=stop, **LAYOUTS[layout]))
+        counts.append((made.count("sender"), made.count("receivers")))
+    assert counts[0] == counts[1]
+    assert min(counts[0]) > 0

@@ -71,3 +71,13 @@ def test_nothing_is_submitted_unless_asked(tmp_path, monkeypatch):
 def test_an_unknown_key_is_found_before_the_queue():
     command = ["submit", "configs/cartpole_vtrace.yaml", "--time", "10", "--learner.foo", "1"]
     assert CliRunner().invoke(main, command).exit_code == 2
+
+
+@pytest.mark.parametrize("site", ["absent", "./absent.sh"])
+def test_a_missing_site_file_is_found_before_the_queue(site):
+    command = ["submit", "configs/cartpole_vtrace.yaml", "--time", "10", "--site", site]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert "absent.sh: give a path with a slash, or one of ethernet, " in result.output
+    for there in ("ethernet", "slurm/sites/ethernet.sh"):
+        assert CliRunner().invoke(main, [*command[:-1], there]).exit_code == 0
