@@ -131,6 +131,7 @@ def _draw_states(axes: list[Any], run: Run) -> None:
     span = [[low[0], high[0] + 1e-9], [low[1], high[1] + 1e-9]]
     for axis, half, title in zip(axes, halves, ("first", "second"), strict=True):
         axis.hist2d(half[:, 0], half[:, second], bins=50, range=span, cmin=1)
+        axis.grid(visible=False)
         axis.set_title(f"states visited, {title} half", fontsize="medium")
         axis.set_xlabel(f"{name.removeprefix('observation/')}[0]")
         axis.set_ylabel(f"{name.removeprefix('observation/')}[{second}]")

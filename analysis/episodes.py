@@ -88,7 +88,9 @@ def show_episode(axes: Any, run: Run, number: int) -> None:
     axes.set_title(title, fontsize="medium")
     if leaf is not None:
         places = np.linspace(0, len(episode[leaf]) - 1, _STRIP_FRAMES).astype(int)
-        frames = np.concatenate(list(episode[leaf][places]), axis=1)
+        gap = ((0, 0), (0, 2), (0, 0))[: episode[leaf].ndim - 1]
+        shown = [np.pad(frame, gap, constant_values=255) for frame in episode[leaf][places]]
+        frames = np.concatenate(shown, axis=1)
         axes.imshow(frames, cmap="gray" if frames.ndim == 2 else None, vmin=0, vmax=255)
         width = frames.shape[1] / _STRIP_FRAMES
         axes.set_xticks([(i + 0.5) * width for i in range(_STRIP_FRAMES)], places.tolist())

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from analysis._common import Options, Result, command, figures_of, new_figure
 from analysis.errors import DataError
@@ -79,6 +80,7 @@ def analyse(runs: list[Run], options: Options) -> Result:
             axis.step(values[order], share, where="post", label=run.name)
         axis.set_ylabel("share at or below")
         axis.set_ylim(0, 1.02)
+        axis.xaxis.set_major_locator(MaxNLocator(6))
     for axis in axes[len(names) :]:
         axis.set_visible(False)
     axes[0].legend()

@@ -49,7 +49,7 @@ def analyse(runs: list[Run], options: Options) -> Result:
     table["efficiency"] = per_rank / per_rank.iloc[0]
     figure, (rate, efficiency) = new_figure(columns=2)
     rate.plot(table["ranks"], table["frames_per_s"], "o")
-    ideal = np.array([table["ranks"].min(), table["ranks"].max()])
+    ideal = np.array([0, table["ranks"].max()])
     rate.plot(ideal, ideal * per_rank.iloc[0], "--", color="grey", label="proportional")
     rate.set_ylabel("emulator frames/s")
     rate.set_ylim(0, 1.15 * table["frames_per_s"].max())
@@ -59,6 +59,7 @@ def analyse(runs: list[Run], options: Options) -> Result:
     efficiency.set_ylim(0, 1.15 * table["efficiency"].max())
     for axis in (rate, efficiency):
         axis.set_xlabel("ranks")
+        axis.set_xlim(0, 1.15 * max(1, table["ranks"].max()))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return Result(table, figure)
 
