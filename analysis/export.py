@@ -67,6 +67,13 @@ def action_of(run: Run, actions: NDArray[Any]) -> NDArray[Any]:
     return actions[:, 0].astype(np.int64) if single else actions
 
 
+def last_of(steps: Steps) -> NDArray[np.bool_]:
+    """Return `<bool>[T]`, true at the episode's last step, also where it was interrupted."""
+    count = len(steps["reward"])
+    last: NDArray[np.bool_] = np.arange(count) == count - 1
+    return last
+
+
 def export_d4rl(run: Run, output: Path) -> None:
     """Write the flat arrays of D4RL; `timeouts` marks every end that is not terminal.
 
@@ -85,14 +92,13 @@ def export_d4rl(run: Run, output: Path) -> None:
     with h5py.File(output, "x", libver=_LIBVER, locking=False) as file:
         for _, steps in episodes_of(run):
             observations = steps[leaves[0]]
-            ends = np.arange(len(steps["reward"])) == len(steps["reward"]) - 1
             rows = {
                 "observations": observations[:-1],
                 "next_observations": observations[1:],
                 "actions": action_of(run, steps["action"]),
                 "rewards": steps["reward"],
                 "terminals": steps["terminated"],
-                "timeouts": ends & ~steps["terminated"],
+                "timeouts": last_of(steps) & ~steps["terminated"],
             }
             behaviour = {
                 f"infos/{name.rpartition('/')[2]}": values
@@ -134,7 +140,7 @@ def export_robomimic(run: Run, output: Path) -> None:
             demo.attrs["num_samples"] = len(steps["reward"])
             demo["actions"] = steps["action"]
             demo["rewards"] = steps["reward"]
-            demo["dones"] = (steps["terminated"] | steps["truncated"]).astype(np.int64)
+            demo["dones"] = last_of(steps).astype(np.int64)
             for name, values in steps.items():
                 if name.startswith("observation/"):
                     leaf = name.removeprefix("observation/").replace("/", "_")
@@ -202,7 +208,7 @@ def export_minari(run: Run, output: Path) -> None:
         jpeg_encoding=False,
     )
 
-    def buffers() -> Iterator[EpisodeBuffer]:
+    def buffers() -> Iterator[EpisodeBuffer]:  # which must end terminated or truncated
         for number, (_, steps) in enumerate(episodes_of(run)):
             behaviour = {n.rpartition("/")[2]: v for n, v in steps.items() if "behaviour/" in n}
             yield EpisodeBuffer(
@@ -211,7 +217,7 @@ def export_minari(run: Run, output: Path) -> None:
                 actions=action_of(run, steps["action"]),
                 rewards=steps["reward"],
                 terminations=steps["terminated"],
-                truncations=_closed(steps),
+                truncations=last_of(steps) & ~steps["terminated"],
                 infos=behaviour or None,
             )
 
@@ -225,13 +231,6 @@ def export_minari(run: Run, output: Path) -> None:
             "description": json.dumps(known),
         }
     )
-
-
-def _closed(steps: Steps) -> NDArray[Any]:
-    """Truncations, true at the end of an interrupted episode, too, as Minari requires."""
-    truncated = steps["truncated"].copy()
-    truncated[-1] = not steps["terminated"][-1]
-    return truncated
 
 
 EXPORTERS: dict[str, Callable[[Run, Path], None]] = {

@@ -217,6 +217,7 @@ class Run:
                     f"{len(segment.index['start'])} whole episodes can be read, "
                     f"{segment.unindexed_steps} flushed steps of later episodes can't"
                 )
+        same_environment_in(segments)
         self._settle(problems + missing_ends(segments), segments)
         return segments
 
@@ -346,6 +347,19 @@ def _read_episode(
         final = segment.final_observation(int(entry["final"]))
         steps |= {f"final/{path}": value for path, value in final.items()}
     return steps
+
+
+def same_environment_in(segments: Sequence[Segment]) -> None:
+    """Raise DataError where the segments of a run are of different environments."""
+    kinds = {
+        (str(segment.attributes.get("env_name", "")), json.dumps(segment.env)): segment.path
+        for segment in segments
+    }
+    if len(kinds) > 1:
+        which = ", ".join(f"{name} in {path}" for (name, _), path in kinds.items())
+        raise DataError(
+            f"segments of different environments lie in one run and can't be read as one: {which}"
+        )
 
 
 def same_environment(runs: Sequence[Run]) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from analysis._common import Options, Result, command, new_figure
-from analysis.reader import Run
+from analysis.reader import Run, same_environment
 from analysis.throughput import weighted_mean
 
 ROLES = ("learner", "inference", "actor", "worker", "evaluator")
@@ -31,6 +31,7 @@ def job_size(run: Run) -> dict[str, int]:
 
 def analyse(runs: list[Run], options: Options) -> Result:
     """Return the table in order of size, and frames/s and efficiency over ranks."""
+    same_environment(runs)
     rows = []
     for run in runs:
         metrics = run.metrics()

@@ -112,6 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def act() -> None:
+        if options.output and len(options.runs) > 1:
+            raise DataError(f"{options.output} is one file for {len(options.runs)} runs; omit -o")
         for path in options.runs:
             run = Run(path, options.partial)
             suffix = options.output.suffix.lstrip(".") if options.output else ""

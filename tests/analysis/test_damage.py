@@ -41,6 +41,11 @@ def other_schema(run):
         file.attrs["schema_version"] = 9
 
 
+def mixed_environments(run):
+    with h5py.File(run / SEGMENT, "r+") as file:
+        file.attrs["env_name"] = "gym:CartPole-v1"
+
+
 def not_closed(run):
     (run / SEGMENT).rename(run / (SEGMENT + ".part"))
 
@@ -64,6 +69,7 @@ DAMAGES = [
     (truncated, "damaged"),
     (without_first_segment, "seg-00000.h5 is missing"),
     (other_schema, "schema version 9, this analysis reads version 1"),
+    (mixed_environments, "segments of different environments lie in one run"),
     (not_closed, "still being written"),
     (nan_rewards, "NaN"),
     (no_segments, "0 segments found"),
@@ -168,7 +174,9 @@ def test_an_empty_directory_and_a_missing_one_are_no_runs(tmp_path, capsys, scri
 
 
 @pytest.mark.parametrize(
-    "module", [learning_curve, compare, episodes, actions, report], ids=lambda m: m.__name__
+    "module",
+    [learning_curve, compare, episodes, actions, scaling, report],
+    ids=lambda m: m.__name__,
 )
 def test_runs_of_different_environments_are_not_put_together(tmp_path, capsys, module):
     runs = [write_run(tmp_path, name) for name in "ab"]

@@ -135,3 +135,22 @@ def test_what_a_killed_export_left_is_not_written_over(tmp_path):
     with pytest.raises(DataError, match="left from an export that was killed: remove it first"):
         export(run, "d4rl", tmp_path / "set")
     assert left.read_bytes() == b"half"
+
+
+@pytest.mark.parametrize("kind", ["minari", "d4rl", "robomimic"])
+def test_the_end_of_an_interrupted_episode_is_an_end_but_no_termination(tmp_path, kind):
+    path = write_run(tmp_path, segments=1)
+    with h5py.File(path / "trajectories/inference-0-0/seg-00000.h5", "r+") as file:
+        assert file["steps/truncated"][-1]
+        file["steps/truncated"][-1] = False
+        file["episodes/truncated"][-1] = file["episodes/complete"][-1] = False
+    export(Run(path), kind, tmp_path / "set")
+    if kind == "minari":
+        *_, last = MinariDataset(tmp_path / "set" / "data").iterate_episodes()
+        ends = last.truncations
+        assert not last.terminations.any()
+    else:
+        with h5py.File(tmp_path / "set") as file:
+            ends = file["timeouts" if kind == "d4rl" else "data/demo_39/dones"][-7:]
+            assert kind == "robomimic" or not file["terminals"][-7:].any()
+    assert ends.tolist() == [0] * 6 + [1]

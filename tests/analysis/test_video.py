@@ -38,6 +38,8 @@ def test_a_video_is_a_gif_where_there_is_no_ffmpeg_and_an_mp4_says_what_it_needs
         assert gif.n_frames == 8
     assert video.main([str(run), "-o", "episode.mp4"]) == 2
     assert "pip install imageio-ffmpeg, or choose --format gif" in capsys.readouterr().err
+    assert video.main([str(run), str(run), "-o", "both.gif"]) == 2
+    assert "both.gif is one file for 2 runs" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-episode-9.gif"]
 
 

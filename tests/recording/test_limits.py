@@ -1,19 +1,21 @@
 """What recording does where memory or disk end: whole episodes are dropped, acting goes on."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 
 from analysis.reader import Run
 from hpcrl.comm.wire import row_fields
 from hpcrl.config.sections import RecordingConfig
-from hpcrl.recording import SegmentWriter
+from hpcrl.recording import SegmentWriter, open_recorder
 from hpcrl.recording.episodes import column_specs
 from hpcrl.recording.segment import reserve_bytes
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 from tests.acting_tools import Stage
 from tests.recording.recorded import by_identity, played_episodes, recorded_stage
 from tests.recording_tools import assert_same_episode, recorder_for
+from tests.small import config_of
 
 
 def notes_of(path):
@@ -113,3 +115,27 @@ def test_what_waits_for_its_chunk_or_to_be_written_counts_as_bytes_on_disk(tmp_p
     assert 500_000 < path.stat().st_size <= limit
     assert recorder.recorded + recorder.dropped == 40
     assert recorder.dropped > 20
+
+
+def test_ranks_and_restarts_share_max_bytes(tmp_path, monkeypatch):
+    """Two inference ranks and an evaluator: a third each, less what the rank wrote before."""
+    config = config_of(recording={"enabled": True, "max_bytes": 3_000_000})
+    for writer, size in (("inference-1-0", 100_000), ("inference-0-0", 10_000)):
+        folder = tmp_path / "trajectories" / writer
+        folder.mkdir(parents=True)
+        (folder / "seg-00000.h5").write_bytes(bytes(size))
+    roles = ["learner", "inference", "inference", "evaluator", "actor"]
+    topology = SimpleNamespace(
+        role_of=roles,
+        ranks_of=lambda role: [rank for rank, name in enumerate(roles) if name == role],
+        to_json=dict,
+    )
+    job = SimpleNamespace(
+        config=config, run_dir=tmp_path, topology=topology, rank=2, role_index=1, restart=1,
+        env=FRAMES, behaviour={}, seed=lambda *of: 7,
+    )  # fmt: skip
+    monkeypatch.setattr("hpcrl.recording.recorder.Recorder", lambda *given: given)
+    folder, *_, room, evaluation = open_recorder(job, np.array([4, 5]), np.array([False, True]))
+    assert folder == tmp_path / "trajectories" / "inference-1-1"
+    assert room == 1_000_000 - 100_000
+    assert evaluation == [5]

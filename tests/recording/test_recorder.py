@@ -33,6 +33,13 @@ def test_segments_rotate_and_a_restart_appends_new_ones(tmp_path):
     assert set(Run(tmp_path).episodes()["restart"]) == {0, 1}
 
 
+def test_an_episode_that_ends_late_begins_a_segment(tmp_path):
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    _, recorder = recorded_stage(folder, "scripted", steps=30, segment_s=1e-9)
+    assert len(list(folder.iterdir())) == recorder.recorded > 3
+    assert len(Run(tmp_path).episodes()) == recorder.recorded
+
+
 ALWAYS = {"action", "reward", "terminated", "truncated"}
 FIELDS = {
     "observation": {"observation/obs"},
