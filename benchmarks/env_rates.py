@@ -33,7 +33,8 @@ from hpcrl.timing import choose_wait_policy
 
 GROUPS = 2
 NUM_ENVS = 32
-"""Environments of a group."""
+"""Environments of a group, but for families that step many within a millisecond."""
+MANY_ENVS = {"gym": 128, "minatar": 256, "gymnax": 1024}
 
 
 def open_slots(link, spec, rows):
@@ -185,7 +186,8 @@ def rank_main():
     arguments = read_arguments()
     family = next(family for family in FAMILIES if family.key == arguments["key"])
     name, options = f"{family.name}:{family.example}", dict(family.example_options)
-    rows, seconds = NUM_ENVS * family.rows_per_env, arguments["seconds"]
+    rows = MANY_ENVS.get(family.key, NUM_ENVS) * family.rows_per_env
+    seconds = arguments["seconds"]
     link = MpiLink(deadline_s=120.0, max_message_bytes=2**30)
     link.wait_policy = choose_wait_policy("auto", link.size, arguments["cores"])
     batches = [env_wrappers.make(name, rows, range(rows), options) for _ in range(GROUPS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +65,9 @@ class ObservationCodec:
 
     Attributes:
       leaves: all leaves, in wire order.
+      copy: from the observation of one environment to one that it can't change any more, for
+        `gather`. For a space without parts that is numpy's own function: it is called for every
+        environment at every step.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -74,6 +78,8 @@ class ObservationCodec:
             raise EnvError(f"observation space {space} has no leaves")
         if len(set(paths)) < len(paths):
             raise EnvError(f"observation space has two leaves of one path: {', '.join(paths)}")
+        self._bare = not self.leaves[0].keys
+        self.copy: Callable[[Any], Any] = np.array if self._bare else self._copy_leaves
         # Of the leaves that `check_bounds` looks at; the others are checked on every write.
         self._limits = [
             (leaf, *_limits(leaf))
@@ -124,6 +130,21 @@ class ObservationCodec:
         for leaf in self.leaves:
             _write(leaf, observation, arrays[leaf.path], (num_envs, *leaf.shape), rows)
         return arrays
+
+    def gather(self, copies: Sequence[Any]) -> Arrays:
+        """The leaves `[E, ...]` of E observations that `copy` has copied, encoded at once.
+
+        Raises:
+          EnvError: shape, kind of number, category or flag don't match the space.
+        """
+        columns = [copies] if self._bare else zip(*copies, strict=True)
+        return {
+            leaf.path: _as_travelling(leaf, _column(leaf, column)).astype(leaf.dtype, copy=False)
+            for leaf, column in zip(self.leaves, columns, strict=True)
+        }
+
+    def _copy_leaves(self, observation: Any) -> list[NDArray[Any]]:
+        return [np.array(_find(leaf, observation)) for leaf in self.leaves]
 
     def new_raw(self, num_envs: int) -> list[NDArray[Any]]:
         """Arrays `[E, *shape]` of each leaf's declared dtype, for `put_row` to fill."""
@@ -230,6 +251,24 @@ def _write(
     """Check the leaf's value in `observation`, whose shape must be `shape`, and copy `rows`."""
     array = _checked(leaf, _find(leaf, observation), shape)
     out[rows] = _as_travelling(leaf, array[rows])
+
+
+def _column(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
+    """The leaf's value of each environment as `[E, *shape]` of the declared dtype, checked."""
+    try:
+        array = np.array(values)
+    except ValueError:  # of different shapes
+        pass
+    else:
+        if array.dtype == leaf.declared and array.shape[1:] == leaf.shape:
+            return array
+    checked = []
+    for row, value in enumerate(values):
+        try:
+            checked.append(_checked(leaf, value, leaf.shape).astype(leaf.declared))
+        except EnvError as error:
+            raise EnvError(f"environment {row}: {error}") from None
+    return np.stack(checked)
 
 
 def _find(leaf: Leaf, observation: Any) -> Any:

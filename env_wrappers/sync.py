@@ -69,11 +69,11 @@ class SyncBatch(EnvBatch):
 
     def reset(self) -> StepBatch:
         """Start an episode everywhere; only the first call uses the seeds."""
-        raw = self._observations.new_raw(self.num_envs)
-        for row, (env, seed) in enumerate(zip(self._envs, self._seeds, strict=True)):
+        observed = []
+        for env, seed in zip(self._envs, self._seeds, strict=True):
             first, _ = env.reset(seed=seed)
-            self._observations.put_row(raw, row, first)
-        observation = self._observations.travelling(raw)
+            observed.append(self._observations.copy(first))
+        observation = self._observations.gather(observed)
         self._seeds = [None] * self.num_envs
         self._observations.check_bounds(observation)
         self._totals.clear()
@@ -82,7 +82,8 @@ class SyncBatch(EnvBatch):
     def step(self, actions: NDArray[Any]) -> StepBatch:
         """Take one agent step everywhere; see `EnvBatch.step`."""
         decoded = self._actions.decode_rows(actions)
-        put_row, raw = self._observations.put_row, self._observations.new_raw(self.num_envs)
+        # Copied at once, as environments may share what they observe into.
+        copy, observed = self._observations.copy, []
         final: Arrays | None = None
         rewards = []
         flags = np.zeros((2, self.num_envs), np.bool_)
@@ -99,8 +100,8 @@ class SyncBatch(EnvBatch):
                         final = self._observations.new_arrays(self.num_envs)
                     self._observations.write_row(final, row, newest)
                 newest, _ = env.reset()
-            put_row(raw, row, newest)
-        observation = self._observations.travelling(raw)
+            observed.append(copy(newest))
+        observation = self._observations.gather(observed)
         ended = terminated | truncated
         if ended.any():
             self._observations.check_bounds({k: leaf[ended] for k, leaf in observation.items()})

@@ -90,8 +90,13 @@ class StatsReporter:
 
     @property
     def due(self) -> bool:
-        """Whether a report is due and can be sent without waiting."""
-        return time.monotonic() >= self._next_s and self.sent()
+        """Whether a report is due and can be sent without waiting.
+
+        It is also where a message is full of episodes: those of quick environments would else come
+        later and later.
+        """
+        full = len(self._episodes) >= _EPISODES_PER_MESSAGE
+        return (full or time.monotonic() >= self._next_s) and self.sent()
 
     def sent(self) -> bool:
         """Whether the last report has left, so that another can be sent."""

@@ -63,3 +63,20 @@ def test_a_report_is_due_at_its_interval(monkeypatch):
     assert reporter.due
     reporter.send()
     assert not reporter.due
+
+
+def test_episodes_that_fill_a_message_do_not_wait_for_the_interval():
+    """A thousand between two reports arrive before the second one, not ten reports later."""
+    world = World(2)
+    reporter = StatsReporter(world.link(1), 0, every_s=3600.0)
+    collector = StatsCollector(world.link(0), [1])
+    arrived = []
+    for first in range(0, 1000, 50):
+        reporter.add_episodes(*episodes(first, 50))
+        if reporter.due:
+            reporter.send()
+        collector.poll()
+        arrived += collector.take_episodes()
+        assert first + 50 - len(arrived) < 300
+    assert [episode.score for episode in arrived] == list(range(len(arrived)))
+    assert len(arrived) >= 768

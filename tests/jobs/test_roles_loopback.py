@@ -273,6 +273,22 @@ def test_a_failure_in_any_role_ends_all_ranks(tmp_path, monkeypatch, role):
         ({"learner": {"queue_unrolls": 3}}, 6, "learner.queue_unrolls 3 is less than the 4"),
         ({"env": {"name": "synthetic:counted"}}, 6, "did you mean 'counting'"),
         ({"env": {"name": "no_such_module:make"}}, 6, "no_such_module"),
+        (
+            {"env": {"name": "dmlab:lt_chasm"}},
+            6,
+            "needs dmlab-gym, not installed here: pip install",
+        ),
+        ({"env": {"name": "minatar:Breakot", "options": {}}}, 6, "did you mean 'Breakout'"),
+        (
+            {"env": {"name": "gym:CartPole-v1", "options": {"kwargs": {"mass": 2}}}},
+            6,
+            "gym:CartPole-v1 doesn't take all of the kwargs {'mass': 2}",
+        ),
+        (
+            {"env": {"isolation": "process", "python": "/nowhere/python"}},
+            6,
+            "env.python: /nowhere/python can't be started",
+        ),
         ({"run": {"dir": "/proc/no-run"}}, 6, "can't write to run directory /proc/no-run"),
         ({}, 5, "= 6 > world size 5: found 5 ranks, need at least 6"),
         ({"network": {"torso": "nature_cnn"}}, 6, "nature_cnn"),
