@@ -4,7 +4,14 @@ import time
 import numpy as np
 import pytest
 
-from hpcrl.run.checkpoint import CheckpointError, Snapshot, list_checkpoints, load_latest
+from hpcrl.run import checkpoint_writer
+from hpcrl.run.checkpoint import (
+    CheckpointError,
+    Snapshot,
+    list_checkpoints,
+    load_latest,
+    partial_bytes,
+)
 from hpcrl.run.checkpoint_writer import CheckpointWriter
 
 
@@ -74,40 +81,42 @@ def test_an_error_of_the_caller_is_not_lost_in_the_thread(tmp_path):
 
 
 def test_who_waits_beats_while_bytes_move_and_no_longer(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcrl.run.checkpoint_writer._LOOK_S", 0.02)
-    grow, grown, hang, hung, end = (threading.Event() for _ in range(5))
+    looks, beats = [], []
+
+    def look(run_dir):
+        looks.append(partial_bytes(run_dir))
+        return looks[-1]
+
+    monkeypatch.setattr(checkpoint_writer, "_LOOK_S", 0.01)
+    monkeypatch.setattr(checkpoint_writer, "partial_bytes", look)
+    hang, hung, end = (threading.Event() for _ in range(3))
 
     def slow(path):
         with path.open("wb", buffering=0) as file:
-            while not hang.is_set():
+            while not hang.wait(0.005):
                 file.write(b"x")
-                grown.set()
-                grow.wait(0.005)
         hung.set()
         end.wait(60)
 
     writer = CheckpointWriter(tmp_path, keep=3)
     writer.submit(snapshot(7, shard=slow))
-    beats = []
     waiter = threading.Thread(target=writer.wait, args=(lambda: beats.append(1),))
     waiter.start()
     until(lambda: len(beats) > 5)
     hang.set()
     assert hung.wait(60)
-    until(lambda: len(beats) == len(quiet(beats)))
+    seen = len(looks) + 2  # one look may be under way, and the next one sees the last bytes
+    until(lambda: len(looks) >= seen)
+    before = len(beats)
+    until(lambda: len(looks) >= seen + 10)
+    assert len(beats) == before
     end.set()
     waiter.join(60)
     assert load_latest(tmp_path).step == 7
-
-
-def quiet(beats):
-    """The beats of some looks later."""
-    time.sleep(0.2)
-    return list(beats)
 
 
 def until(condition):
     end_s = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < end_s
-        time.sleep(0.01)
+        time.sleep(0.005)
