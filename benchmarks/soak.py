@@ -55,7 +55,7 @@ def configuration(folder: Path, mean_s: float) -> dict:
         "run": {
             "dir": str(folder / "run"),
             "fault_tolerance": "ulfm",
-            "silence_timeout_s": 90.0,
+            "silence_timeout_s": 150.0,
         },
         "env": {
             "name": "benchmarks.failing_envs:make",
@@ -64,7 +64,7 @@ def configuration(folder: Path, mean_s: float) -> dict:
             "groups": 2,
             "isolation": "process",
             "step_timeout_s": 6.0,
-            "start_timeout_s": 60.0,
+            "start_timeout_s": 120.0,
             "max_restarts_per_hour": 10_000,
         },
         "topology": {"learners": 2, "inference": 2, "actors": 7, "evaluators": 1},
@@ -75,7 +75,7 @@ def configuration(folder: Path, mean_s: float) -> dict:
         "metrics": {"every_s": 2.0},
         "checkpoint": {"every_s": 5.0},
         "recording": {"enabled": True, "segment_s": 60.0, "max_bytes": 10**7},
-        "transport": {"deadline_s": 240.0},
+        "transport": {"deadline_s": 300.0},
     }
 
 
@@ -120,7 +120,7 @@ class Soak:
             events = self._mishaps(job, time.monotonic() + lasts_s)
             victim = self._end(job, end)
             ended_s = time.monotonic()
-            code = job.process.wait(timeout=240.0)
+            code = job.process.wait(timeout=400.0)
             took_s = time.monotonic() - ended_s
             left = _left(job)
             output = job.output
@@ -161,6 +161,8 @@ class Soak:
         while (now_s := time.monotonic()) < until_s:
             if job.process.poll() is not None:
                 print(job.output[-5000:], flush=True)
+                for stacks in (self.run / "logs" / "stacks").rglob("rank-*"):
+                    print(stacks, stacks.read_text(errors="replace"), flush=True)
                 raise SystemExit(f"the job ended by itself: {status_of(self.run)}")
             if now_s >= next_look_s:
                 next_look_s = now_s + LOOK_S
