@@ -55,8 +55,21 @@ def queue_slots_per_source(config: Config, topology: Topology, sources: int) -> 
     """Return how many receive slots a learner posts for each of its `sources`."""
     if config.layout == "replay" and not config.learner.queue_unrolls:
         return _replay_slots(config, topology, sources)
-    queue = config.learner.queue_unrolls or 2 * local_batch_unrolls(config, topology)
+    queue = config.learner.queue_unrolls or _queue_unrolls(config, topology, sources)
     return max(1, -(-queue // sources))
+
+
+def _queue_unrolls(config: Config, topology: Topology, sources: int) -> int:
+    """Two or three batches.
+
+    Environments that started together complete unrolls together. Two batches and those in flight
+    may not hold one of each, and then acting stands still although the learner waits soon after.
+    """
+    acting = len(topology.ranks_of("actor")) + len(topology.ranks_of("worker"))
+    environments = acting * config.env.envs_per_actor // len(topology.learner_ranks)
+    batch = local_batch_unrolls(config, topology)
+    in_flight = sources * credit_unrolls(config, topology, sources)
+    return min(max(environments - in_flight, 2 * batch), 3 * batch)
 
 
 def credit_unrolls(config: Config, topology: Topology, sources: int) -> int:

@@ -239,10 +239,12 @@ class StepSlots:
         The rows must have been copied out: the next message lands in the same bytes.
         """
         shape = (len(slots) * self._rows_per_slot, actions.shape[1])
-        batch = np.zeros(shape, actions.dtype)
-        batch[places] = actions
+        batch = actions
+        if len(places) < shape[0]:
+            batch = np.zeros(shape, actions.dtype)
+            batch[places] = actions
         self._reply["action"][slots] = batch.reshape(len(slots), self._rows_per_slot, -1)
-        for slot in slots:
+        for slot in slots.tolist():
             if slot in self._lost:
                 continue
             self._receivers.start(slot)

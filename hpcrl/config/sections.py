@@ -151,8 +151,9 @@ class LearnerConfig:
     """Gradient reduction: Horovod, torch.distributed (gloo or nccl) or MPI Allreduce;
     auto: horovod where it is installed, else mpi."""
     queue_unrolls: NonNegative = 0
-    """Receive slots of a learner, the on-policy queue; 0: twice its share of the batch, or
-    with a replay what arrives during one step."""
+    """Receive slots of a learner, the on-policy queue; 0: twice its share of the batch, up to three
+    times where its environments complete more unrolls at once, or with a replay what arrives
+    during one step."""
     max_policy_lag: NonNegative | None = None
     """How many learner steps behind the newest weights the oldest row of an unroll may be when it
     is trained on; none: no bound. Asynchronous layouts need at least 1."""

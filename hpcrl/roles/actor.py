@@ -49,6 +49,7 @@ class GroupChannel:
         short = buffer[: step_short_nbytes(env, layout)]
         self._short = plane.sender(inference, Tag.STEP + group, short)
         self._full = plane.sender(inference, Tag.STEP + group, buffer)
+        self._sending = self._short
         self._receiver = plane.receivers([Incoming(inference, Tag.REPLY + group, reply_buffer)])
         self._sequence = -1
         # Every restart of the job and of an environment is a new run of that environment.
@@ -83,18 +84,20 @@ class GroupChannel:
         self._sequence += 1
         self._step["sequence"][...] = self._sequence
         self._receiver.start(0)
-        (self._full if batch.truncated.any() else self._short).start()
+        self._sending = self._full if batch.truncated.any() else self._short
+        self._sending.start()
 
     def receive(self) -> npt.NDArray[np.generic] | None:
         """Wait for the actions `[E, A]`; None means STOP."""
-        wait_until(lambda: bool(self._receiver.poll()), self._waiter)
-        # The reply says that the step has arrived, so these return at once.
-        wait_until(self._short.done, self._waiter)
-        wait_until(self._full.done, self._waiter)
-        if self._reply["command"] == Command.STOP:
+        while not self._receiver.poll():
+            self._waiter.idle()
+        # The reply says that the step has arrived, so this returns at once.
+        wait_until(self._sending.done, self._waiter)
+        if int(self._reply["command"]) == Command.STOP:
             return None
-        if self._reply["sequence"] != self._sequence:
-            raise RuntimeError(f"reply to step {self._reply['sequence']}, not {self._sequence}")
+        sequence = int(self._reply["sequence"])
+        if sequence != self._sequence:
+            raise RuntimeError(f"reply to step {sequence}, not {self._sequence}")
         return self._reply["action"]
 
     def close(self) -> None:

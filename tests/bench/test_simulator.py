@@ -116,7 +116,11 @@ def test_lag_without_a_queue_is_that_of_the_row_that_two_unrolls_share():
 def test_the_network_is_the_limit_when_unrolls_are_large():
     slow = replace(ROOMY, ranks_per_node=4, cores_per_node=4, network=Network(0.0, 1e6))
     costs = replace(TINY, env_s=1e-4, unroll_bytes=100_000)
-    sections = {"topology": {"learners": 1, "inference": 4, "actors": 11}}
+    # One slot for each source: with two, the source on the learner's node alone fills its batches.
+    sections = {
+        "topology": {"learners": 1, "inference": 4, "actors": 11},
+        "learner": {"batch_unrolls": 2, "unroll_steps": 3, "backend": "mpi", "queue_unrolls": 4},
+    }
     found = simulate(costs, slow, 4, **sections)
     # An unroll of three steps takes 0.1 s into the learner's node; a quarter of them is sent there.
     assert found["limit"] == "network"

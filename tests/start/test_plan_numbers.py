@@ -38,17 +38,36 @@ def test_every_number_follows_by_arithmetic():
     # Three ids, three flags and one prefix of 3 frames; 21 rows of reward, actions, version, frame.
     assert unroll.nbytes == 3 * 64 + 3 * 64 + 3 * 64 + 128 + 2 * 128 + 192 + 21 * 64
     # 10 actors on 4 inference ranks: at most 3, so 48 rows. A learner takes 12 of 24 unrolls from
-    # 2 sources: a queue of twice 12, and 6 in flight from each.
+    # 2 sources, 6 in flight from each. Its 80 environments complete more than fit into three times
+    # 12 at once, which is the most.
     assert derived_numbers(config, topology, SPEC, unroll) == [
         "environments: 10 acting ranks x 16 = 160, stepped in 2 groups of 8",
         "a learner step: 24 unrolls x 20 = 480 agent steps = 1,920 frames; each learner takes 12 "
         "unrolls",
         "an inference batch: dispatched at 24 of 48 rows, or after 2 ms",
-        "unrolls: up to 24 (59.9 kB) in the queue of a learner and 6 (15 kB) in flight from each "
+        "unrolls: up to 36 (89.9 kB) in the queue of a learner and 6 (15 kB) in flight from each "
         "of its sources; one takes 2.5 kB",
         "the end: 1,000,000 agent steps are 2,084 learner steps",
         "the end: 10,000 frames are 6 learner steps",
     ]
+
+
+@pytest.mark.parametrize(
+    ("envs_per_actor", "batch_unrolls", "queue"),
+    [
+        (16, 24, 36),  # 80 environments of each learner, 12 in flight: 68 is over three times 12
+        (16, 56, 56),  # 80 less 28 in flight are 52: twice 28
+        (16, 48, 56),  # 80 less 24 are 56, between twice and three times 24
+    ],
+)
+def test_a_queue_has_room_for_unrolls_that_are_complete_at_once(
+    envs_per_actor, batch_unrolls, queue
+):
+    config, topology = planned(
+        env={**SECTIONS["env"], "envs_per_actor": envs_per_actor},
+        learner={**SECTIONS["learner"], "batch_unrolls": batch_unrolls},
+    )
+    assert 2 * queue_slots_per_source(config, topology, 2) == queue
 
 
 def test_a_replay_step_stores_the_batch_divided_by_the_ratio():
@@ -82,7 +101,7 @@ def test_a_gradient_is_one_workers_own():
 def test_without_the_environment_frames_and_bytes_are_left_out():
     text = "\n".join(derived_numbers(*planned()))
     assert "480 agent steps; each" in text
-    assert "up to 24 in the queue of a learner and 6 in flight" in text
+    assert "up to 36 in the queue of a learner and 6 in flight" in text
     assert "frames" not in text
     assert "B)" not in text
 
