@@ -66,12 +66,16 @@ def unknown_to_the_batch(wrap):
             [(end, 4.0, False, True, 4) for end in (4, 8, 12, 16)],
         ),
         (
+            lambda env: TimeLimit(TimeLimit(env, 6), 4),
+            [(end, 4.0, False, True, 4) for end in (4, 8, 12, 16)],
+        ),
+        (
             lambda env: TimeLimit(TimeLimit(env, 9), 7),
             [(7, None, True, False, 7), (14, None, True, False, 7)],
         ),
         (lambda env: TimeLimit(env, 1), [(end, 1.0, False, True, 1) for end in range(1, 17)]),
     ],
-    ids=["none", "one", "the smaller of two", "termination goes first", "every step"],
+    ids=["none", "one", "an inner one", "an outer one", "termination goes first", "every step"],
 )
 def test_a_limit_ends_episodes_as_its_wrapper_does(wrap, wanted):
     assert ends(wrap) == wanted
@@ -85,3 +89,26 @@ def test_environments_of_one_batch_keep_their_own_limits():
     seen = [batch.step(np.zeros((3, 1), np.int32)).truncated.tolist() for _ in range(6)]
     first, last = [True, False, False], [False, False, True]
     assert seen == [[False] * 3, first, last, first, [False] * 3, [True, False, True]]
+
+
+class Sharing(Countdown):
+    """Observes into one buffer, as all others of its kind do."""
+
+    buffer = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.offset = float(seed)
+        return super().reset()
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        self.buffer[:] = observation + self.offset
+        return self.buffer, *rest
+
+
+def test_environments_may_share_the_memory_that_they_observe_into():
+    batch = SyncBatch("test:sharing", [Sharing(), Sharing()], [0, 2])
+    batch.reset()
+    first = batch.step(np.zeros((2, 1), np.int32)).observation["obs"]
+    batch.step(np.zeros((2, 1), np.int32))
+    assert first.tolist() == [[1.0], [3.0]]
