@@ -22,13 +22,16 @@ import numpy as np
 
 from analysis.reader import Run
 from analysis.throughput import weighted_mean
-from hpcrl.recording import SegmentWriter
-from hpcrl.specs import ArraySpec
+from env_wrappers import make
+from hpcrl.comm.wire import row_fields
+from hpcrl.config.sections import RecordingConfig
+from hpcrl.recording import Recorder, SegmentWriter
+from hpcrl.specs import ArraySpec, EnvSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "breakout_demo.yaml"
 EPISODE_STEPS = 200
-PARTS = ("training", "episode_index", "random_reads_s")
+PARTS = ("training", "recorder", "episode_index", "random_reads_s")
 
 
 def train(folder, agent_steps, *options):
@@ -94,6 +97,46 @@ def training_cost(folder, pairs, agent_steps, before):
         "dropped_episodes": dropped,
     }
     return figures | more
+
+
+def recorder_cost(folder, envs=32, batch=16, steps=1500):
+    """Processor time of a recorder per step of Breakout: in the acting thread, and with the writer.
+
+    Frames of random play; rows come in batches, as an inference rank has them.
+    """
+    games = make("atari:Breakout", envs, list(range(envs)), {})
+    spec = EnvSpec.from_json(games.spec)
+    behaviour = {name: ArraySpec((), "float32") for name in ("log_prob", "value")}
+    fields = row_fields(spec, behaviour)
+    rng, moments = np.random.default_rng(0), []
+    played = games.reset()
+    for step in range(200):
+        rows = {n: np.zeros((envs, *array.shape), array.dtype) for n, array in fields.items()}
+        rows["obs:obs"][:] = played.observation["obs"]
+        rows["terminated"][:] = played.terminated
+        rows["start"][:] = rows["terminated"] | (step == 0)
+        moments.append(rows)
+        played = games.step(rng.integers(0, 4, (envs, 1)).astype(spec.action.dtype))
+    games.close()
+    seeds = dict.fromkeys(range(envs), 0)
+    attributes = {"fraction": 1.0, "config": ""}
+    before = time.process_time()
+    recorder = Recorder(
+        folder, RecordingConfig(enabled=True), spec, behaviour, seeds, attributes, 0
+    )
+    acting_s = 0.0
+    for step in range(steps):
+        rows = moments[step % len(moments)]
+        for first in range(0, envs, batch):
+            part = {name: values[first : first + batch] for name, values in rows.items()}
+            start = time.thread_time()
+            recorder.add(np.arange(first, first + batch), part)
+            acting_s += time.thread_time() - start
+        time.sleep(0.002)  # the writer keeps up, as it does in training
+    recorder.close()
+    total_s = time.process_time() - before
+    per_step = 1e6 / (steps * envs)
+    return {"acting_us_per_step": per_step * acting_s, "cpu_us_per_step": per_step * total_s}
 
 
 def generate(folder, steps, frame_shape):
@@ -216,6 +259,7 @@ def main():
         "training": lambda folder: training_cost(
             folder, options.pairs, options.agent_steps, before
         ),
+        "recorder": recorder_cost,
         "episode_index": lambda folder: index_time(folder, steps),
         "random_reads_s": lambda folder: random_reads(folder, sequences),
     }

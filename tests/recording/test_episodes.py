@@ -67,3 +67,24 @@ def test_an_episode_without_a_result_is_no_episode_and_keeps_no_memory(columns):
     assert builder.finish() == []
     assert builder.dropped == 0
     assert budget.take(200_000)
+
+
+def test_an_episode_of_many_chunks_has_all_its_steps_and_its_final_observation():
+    columns = {"reward": ArraySpec((), "float32"), "observation/o": ArraySpec((1000,), "uint8")}
+    builder = EpisodeBuilder(np.arange(1), columns, 1.0, Budget(10**6))
+    played = np.random.default_rng(0).integers(0, 256, (200, 1000), np.uint8)
+    for step, frame in enumerate(played):
+        rows = {
+            "reward": np.array([step], np.float32),
+            "obs:o": frame[None],
+            "start": np.array([step == 0]),
+            "final": np.array([step == 199]),
+            "terminated": np.array([False]),
+        }
+        ended = builder.add(np.arange(1), rows)
+    (episode,) = ended
+    assert len(episode.chunks) > 3
+    steps = episode.steps(columns)
+    np.testing.assert_array_equal(np.concatenate(steps["observation/o"]), played[:199])
+    assert np.concatenate(steps["reward"]).tolist() == list(range(1, 200))
+    np.testing.assert_array_equal(episode.final_observation()["o"], played[199])
