@@ -18,6 +18,9 @@ from env_wrappers.vector import VectorBatch
 from hpcrl.specs import EnvSpec
 from tests.env_wrappers.conformance import NUM_ENVS, plain_loop, record, subjects
 
+# Some families compile for a minute whenever a batch is made, and a test makes up to three.
+pytestmark = pytest.mark.timeout(400)
+
 STEPS = 60
 ALL = {subject.key: subject for subject in subjects()}
 SINGLE = {
