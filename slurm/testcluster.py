@@ -11,6 +11,7 @@ Without COMMAND it opens a shell in which sbatch, srun and scontrol talk to this
 from __future__ import annotations
 
 import argparse
+import ctypes
 import getpass
 import os
 import secrets
@@ -32,6 +33,7 @@ _ADMIN_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
 _START_S = 60.0
 _STOP_S = 15.0
 _POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
 
 _SLURM_CONF = """\
 ClusterName=hpcrltest
@@ -269,6 +271,7 @@ class TestCluster:
                 stderr=log,
                 # Ctrl-C in the user's shell must not end the daemons before the jobs.
                 start_new_session=True,
+                preexec_fn=_end_with(os.getpid()),
             )
 
     def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
@@ -292,6 +295,18 @@ class TestCluster:
             lines = path.read_text(errors="replace").splitlines()[-10:]
             texts.append("\n".join([f"--- {path.name}", *lines]))
         return "\n".join(texts)
+
+
+def _end_with(parent: int) -> Callable[[], None]:
+    """Return what a daemon's process does first: be asked to end when `parent` dies."""
+    libc = ctypes.CDLL(None)
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has died already
+            os._exit(1)
+
+    return ask
 
 
 def _free_ports(count: int) -> list[int]:
