@@ -236,13 +236,11 @@ class StepSlots:
     ) -> None:
         """Answer `slots` with the actions `[N, A]` of the rows at `places`; post the next step.
 
-        The rows must have been copied out: the next message lands in the same bytes.
+        `places` may come in any order, and rows that aren't valid are not among them. The rows
+        must have been copied out: the next message lands in the same bytes.
         """
-        shape = (len(slots) * self._rows_per_slot, actions.shape[1])
-        batch = actions
-        if len(places) < shape[0]:
-            batch = np.zeros(shape, actions.dtype)
-            batch[places] = actions
+        batch = np.zeros((len(slots) * self._rows_per_slot, actions.shape[1]), actions.dtype)
+        batch[places] = actions
         self._reply["action"][slots] = batch.reshape(len(slots), self._rows_per_slot, -1)
         for slot in slots.tolist():
             if slot in self._lost:

@@ -53,11 +53,12 @@ class Served:
         if poll:
             self.slots.poll()
 
-    def answer(self):
+    def answer(self, shuffle=np.asarray):
         """Answer what waits: each row with its own id. Return the slots and the rows."""
         taken = self.slots.take()
         rows, places = self.slots.rows(taken)
-        self.slots.reply(taken, places, rows.ids[:, None].astype(np.int32))
+        order = shuffle(np.arange(len(places)))
+        self.slots.reply(taken, places[order], rows.ids[order, None].astype(np.int32))
         return taken, rows
 
 
@@ -107,7 +108,7 @@ def test_a_batch_is_due_when_its_first_row_has_waited_max_wait(monkeypatch):
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), actors=st.integers(1, 3), groups=st.integers(1, 2))
-def test_every_row_gets_its_own_action_whatever_the_order_of_arrival(data, actors, groups):
+def test_every_row_gets_its_own_action_whatever_the_orders(data, actors, groups):
     served = Served(clients_of(actors, groups))
     number = len(served.clients)
     idle = set(range(number))
@@ -118,7 +119,8 @@ def test_every_row_gets_its_own_action_whatever_the_order_of_arrival(data, actor
             valid[client] = data.draw(st.lists(st.booleans(), min_size=ROWS, max_size=ROWS))
             served.send(client, valid=valid[client])
         sent = {client: served.sent[client] - 1 for client in valid}
-        taken, rows = served.answer()
+        shuffle = np.random.default_rng(data.draw(st.integers(0, 9))).permutation
+        taken, rows = served.answer(shuffle)
         assert taken.tolist() == sorted(valid)
         ids = [c * ROWS + row for c in sorted(valid) for row in range(ROWS) if valid[c][row]]
         assert rows.ids.tolist() == ids
