@@ -77,8 +77,10 @@ class FrameStacker:
         """
         if stack < 1:
             raise ValueError(f"stack is {stack}; a stack needs at least 1 frame")
-        # Age first, so that one age of all rows is one contiguous block.
-        self._stacks = np.zeros((stack, num_rows, *frame_shape), dtype)
+        # A ring of K frames per row; the stack after a frame begins one behind it.
+        self._ring = np.zeros((num_rows, stack, *frame_shape), dtype)
+        self._newest = np.zeros(num_rows, np.intp)
+        self._ages = np.arange(1, stack + 1)
 
     def push(self, rows: NDArray[np.integer], frames: Array, start: Array) -> Array:
         """Append one frame to each of `rows` and return their stacks.
@@ -94,18 +96,13 @@ class FrameStacker:
         Raises:
           ValueError: shapes do not fit.
         """
-        stack, _, *frame_shape = self._stacks.shape
+        _, stack, *frame_shape = self._ring.shape
         check_shape("frames", frames, len(rows), *frame_shape)
         check_shape("start", start, len(rows))
-        stacks = np.empty((len(rows), stack, *frame_shape), self._stacks.dtype)
-        for slot in range(stack - 1):
-            older = self._stacks[slot + 1, rows]
-            older[start] = 0
-            stacks[:, slot] = older
-            self._stacks[slot, rows] = older
-        stacks[:, -1] = frames
-        self._stacks[-1, rows] = frames
-        return stacks
+        newest = self._newest[rows] = (self._newest[rows] + 1) % stack
+        self._ring[rows[start]] = 0
+        self._ring[rows, newest] = frames
+        return self._ring[rows[:, None], (newest[:, None] + self._ages) % stack]
 
     def rewind(self, rows: NDArray[np.integer], prefix: Array) -> None:
         """Return to the frames before a push, which must follow again.
@@ -114,4 +111,6 @@ class FrameStacker:
           rows: `<int>[n]`.
           prefix: `[n, K-1, *]`, all but the newest frame of the stacks that the push gave.
         """
-        self._stacks[1:, rows] = np.moveaxis(prefix, 0, 1)
+        stack = self._ring.shape[1]
+        newest = self._newest[rows] = (self._newest[rows] - 1) % stack
+        self._ring[rows[:, None], (newest[:, None] + self._ages[1:]) % stack] = prefix
