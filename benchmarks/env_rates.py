@@ -1,26 +1,31 @@
 """Each family's stepping rate through an actor against its own bare loop.
 
-    python benchmarks/env_rates.py --json benchmarks/results/env_rates.json [KEY...]
+    python -m benchmarks.env_rates --json benchmarks/results/env_rates.json [KEY...]
 
 Two ranks per family: rank 1 does what an actor does with two groups of environments, by the actor's
 own code (`EnvBatch`, `GroupChannel`), rank 0 answers at once with random actions. Then rank 1 steps
 the same environments in a plain loop over the package's own API, and so on by turns; the ratio is
 the median over the turns. `cpu_ratio` is that of the processor time of a step, without the wait for
 the answer: other work on the machine doesn't touch it, while on a busy machine the wait is most of
-`ratio`.
+`ratio`. A family with an interpreter of its own is stepped in child processes, whose processor time
+isn't seen, and its bare loop runs in that interpreter by itself.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import env_wrappers
+from benchmarks.bare_envs import BareSingles, run_bare
+from env_wrappers import IsolatedBatch, Isolation
 from env_wrappers.families import FAMILIES
 from hpcrl.bench.ranks import BenchError, read_arguments, run_ranks, write_result
 from hpcrl.comm.slots import Client, StepSlots
@@ -31,6 +36,7 @@ from hpcrl.specs import EnvSpec
 from hpcrl.start.environments import random_actions
 from hpcrl.timing import choose_wait_policy
 
+ROOT = Path(__file__).resolve().parent.parent
 GROUPS = 2
 NUM_ENVS = 32
 """Environments of a group, but for families that step many within a millisecond."""
@@ -95,29 +101,6 @@ def act(link, batches, spec, rows):
     return found
 
 
-class BareSingles:
-    """Single environments, each with an action of its own form, reset where they end."""
-
-    def __init__(self, name, options, rows, spec):
-        self.envs = [env_wrappers.make_env(name, options) for _ in range(rows)]
-        for seed, env in enumerate(self.envs):
-            env.reset(seed=seed)
-            env.action_space.seed(seed)
-        self.actions = [[env.action_space.sample() for _ in range(64)] for env in self.envs]
-        self.steps = 0
-
-    def step(self):
-        for env, actions in zip(self.envs, self.actions, strict=True):
-            _, _, terminated, truncated, _ = env.step(actions[self.steps % 64])
-            if terminated or truncated:
-                env.reset()
-        self.steps += 1
-
-    def close(self):
-        for env in self.envs:
-            env.close()
-
-
 class BareVector:
     """The package's own vector environment, which resets itself."""
 
@@ -162,23 +145,29 @@ class BareAgents:
         self.batch.close()
 
 
-def bare_loop(family, name, options, rows, spec):
+def bare_loop(family, name, options, rows):
     """The family's own loop over `rows` rows; None where it is ours alone."""
     if family.key == "pettingzoo":
         return BareAgents(env_wrappers.make(name, rows, range(rows), options))
     if env_wrappers.make_env(name, options) is not None:
-        return BareSingles(name, options, rows, spec)
+        return BareSingles(name, options, rows)
     batch = env_wrappers.make(name, rows, range(rows), options)
     return BareVector(batch)
 
 
-def run_bare(loop, rows, seconds):
-    """(seconds, processor seconds, steps)."""
-    steps, start_s, start_cpu_s = 0, time.perf_counter(), time.process_time()
-    while not steps or time.perf_counter() - start_s < seconds:
-        loop.step()
-        steps += rows
-    return time.perf_counter() - start_s, time.process_time() - start_cpu_s, steps
+def make_group(name, rows, options, python):
+    """One group's environments, in a child process where they have an interpreter of their own."""
+    if python:
+        isolation = Isolation(python, 60.0, 120.0, 0)
+        return IsolatedBatch(name, rows, range(rows), options, isolation)
+    return env_wrappers.make(name, rows, range(rows), options)
+
+
+def run_bare_in(python, key, rows, seconds):
+    """`run_bare` in another interpreter."""
+    program = [python, "-m", "benchmarks.bare_envs", key, str(rows), str(seconds)]
+    done = subprocess.run(program, cwd=ROOT, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def rank_main():
@@ -190,9 +179,13 @@ def rank_main():
     seconds = arguments["seconds"]
     link = MpiLink(deadline_s=120.0, max_message_bytes=2**30)
     link.wait_policy = choose_wait_policy("auto", link.size, arguments["cores"])
-    batches = [env_wrappers.make(name, rows, range(rows), options) for _ in range(GROUPS)]
+    python = arguments["python"]
+    batches = [make_group(name, rows, options, python) for _ in range(GROUPS)]
     spec = EnvSpec.from_json(batches[0].spec)
-    loop = bare_loop(family, name, options, rows, spec) if link.rank else None
+    if python:
+        bare = partial(run_bare_in, python, family.key, rows)
+    elif link.rank:
+        bare = partial(run_bare, bare_loop(family, name, options, rows), rows)
     turns: dict[str, list] = {"actor": [], "bare": []}
     both = link.group(range(2))
     for _ in range(arguments["turns"]):
@@ -205,7 +198,7 @@ def rank_main():
             time.sleep(seconds)  # the other core is the bare loop's, too
         else:
             turns["actor"].append(act(link, batches, spec, rows))
-            turns["bare"].append(run_bare(loop, rows, seconds))
+            turns["bare"].append(bare(seconds))
     for batch in batches:
         batch.close()
     if link.rank:
@@ -221,9 +214,15 @@ def rank_main():
                 "actor_steps_per_s": round(statistics.median(rates["actor"])),
                 "bare_steps_per_s": round(statistics.median(rates["bare"])),
                 "ratio": round(statistics.median(ratios), 3),
-                "cpu_ratio": round(statistics.median(cpu_ratios), 3),
+                "cpu_ratio": None if python else round(statistics.median(cpu_ratios), 3),
             },
         )
+
+
+def own_interpreter(family):
+    """The interpreter that `make envs` gave to a family whose packages conflict with hpcrl's."""
+    python = ROOT / ".venv-envs" / family.key / "bin" / "python"
+    return str(python) if family.conflicts and python.exists() else ""
 
 
 def main() -> None:
@@ -237,16 +236,18 @@ def main() -> None:
     figures = {}
     for family in FAMILIES:
         wanted = family.key in options.keys if options.keys else family.key != "synthetic"
-        if not wanted or not family.example or family.versions() is None:
+        python = own_interpreter(family)
+        if not wanted or not family.example or (family.versions() is None and not python):
             continue
         arguments = {
             "key": family.key,
+            "python": python,
             "seconds": options.seconds,
             "turns": options.turns,
             "cores": len(os.sched_getaffinity(0)),
         }
         try:
-            figures[family.key] = run_ranks([__file__], 2, arguments, 300.0)
+            figures[family.key] = run_ranks(["-m", "benchmarks.env_rates"], 2, arguments, 300.0)
         except BenchError as error:
             print(f"{family.key}: {error}", file=sys.stderr)
             continue
