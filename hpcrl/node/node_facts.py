@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from hpcrl.config.root import Config
+from hpcrl.layouts import rules_of
 from hpcrl.node.devices import detect_gpu_count, torch_backend, visible_gpus
 from hpcrl.topology import Topology
 
@@ -36,7 +37,7 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     """
     role, node = topology.role_of[rank], topology.nodes[topology.node_of[rank]]
     configured = {"learner": config.learner.threads, "inference": config.inference.threads}
-    threads = configured.get(role, 1) or _share(topology, rank)
+    threads = configured.get(role, 1) or _share(config, topology, rank)
     if role in ("actor", "worker", "follower"):
         threads = 1
     if len(node.ranks) > node.num_cores > 0:
@@ -47,9 +48,14 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     return threads
 
 
-def _share(topology: Topology, rank: int) -> int:
-    """Cores of the node that no single-threaded rank needs, divided by the ranks that want more."""
+def _share(config: Config, topology: Topology, rank: int) -> int:
+    """Cores of the node that no single-threaded rank needs, divided by the ranks that want more.
+
+    A learner for whose weights all acting waits shares the whole node with other learners only.
+    """
     node = topology.nodes[topology.node_of[rank]]
-    wanting = [r for r in node.ranks if topology.role_of[r] in ("learner", "inference")]
-    spare = node.num_cores - (len(node.ranks) - len(wanting))
-    return max(1, spare // len(wanting))
+    alone = topology.role_of[rank] == "learner" and rules_of(config).synchronous
+    roles = ("learner",) if alone else ("learner", "inference")
+    wanting = [r for r in node.ranks if topology.role_of[r] in roles]
+    spare = node.num_cores - (0 if alone else len(node.ranks) - len(wanting))
+    return max(1, min(spare // len(wanting), len(os.sched_getaffinity(0))))
