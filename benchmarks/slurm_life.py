@@ -1,7 +1,8 @@
 """Real Slurm jobs on a private cluster: wall limits, signals and dead learners.
 
-    python -m benchmarks.slurm_life wall signals kills --json benchmarks/results/slurm_life.json
+    python -m benchmarks.slurm_life goal wall signals kills --json FILE
 
+goal     CartPole to a mean return of 475, started by srun, and by mpirun inside a job
 wall     a wall limit of one minute and training of several: requeued until it is done, and then as
          a run that was never interrupted in counters and schedule
 signals  `scancel -s USR2` at twenty random times: resumed each time from a whole checkpoint
@@ -22,7 +23,7 @@ from benchmarks.kill_and_resume import outcome
 from hpcrl.run.checkpoint import list_checkpoints, load_latest
 from hpcrl.run.heartbeat import read_beats
 from slurm.testcluster import TestCluster
-from tests.slurm.batch_job import BatchJob
+from tests.slurm.batch_job import SITE, WHEEL_SITE, BatchJob
 
 SHAPE = ("--nodes=1", "--ntasks-per-node=4")
 # Environments that sleep, so that it is known how long the run takes; a network whose checkpoint
@@ -59,6 +60,33 @@ def requeue_now(job: BatchJob) -> None:
     if job.cluster.run("squeue", "-h", "-j", job.id, "-o", "%T").strip() == "PENDING":
         time.sleep(2.0)
         job.cluster.run("scontrol", "update", f"jobid={job.id}", "StartTime=now", check=False)
+
+
+def goal(cluster, folder: Path, rng: random.Random) -> dict:
+    """Train to the end, as a user does who submits either script."""
+    seen: dict = {}
+    for launcher, script, site in (
+        ("srun", "train.sbatch", SITE),
+        ("mpirun", "train_mpirun.sbatch", WHEEL_SITE),
+    ):
+        (folder / launcher).mkdir(parents=True)
+        job = BatchJob(
+            *(cluster, folder / launcher, script, "cartpole_vtrace.yaml"),
+            sbatch=SHAPE,
+            HPCRL_SITE=str(site),
+        )
+        code = job.finish(timeout_s=900.0)
+        seen[launcher] = {
+            "exit_code": code,
+            "slurm_state": state_of(job),
+            "mean_return_100": job.status.get("mean_return_100"),
+            "agent_steps": job.status["counters"]["agent_steps"],
+        }
+    seen["ok"] = all(
+        seen[launcher]["exit_code"] == 0 and seen[launcher]["mean_return_100"] >= 475
+        for launcher in ("srun", "mpirun")
+    )
+    return seen
 
 
 def wall(cluster, folder: Path, rng: random.Random) -> dict:
@@ -195,7 +223,7 @@ def kills(cluster, folder: Path, rng: random.Random) -> dict:
     return seen
 
 
-PARTS = {"wall": wall, "signals": signals, "kills": kills}
+PARTS = {"goal": goal, "wall": wall, "signals": signals, "kills": kills}
 
 
 def main() -> int:

@@ -34,7 +34,11 @@ RIVALS = {
 """Virtual environment and program with its arguments behind the job, by name."""
 
 
-def hpcrl_rate(job, overrides):
+OURS = {"hpcrl_seed": "breakout_vtrace.yaml", "hpcrl_impala": "breakout_impala.yaml"}
+"""Configurations of hpcrl: inference ranks that batch for all actors, or workers that act alone."""
+
+
+def hpcrl_rate(name, job, overrides):
     """Agent steps per second that were trained on, in the steady part of a run."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -43,7 +47,7 @@ def hpcrl_rate(job, overrides):
             "-m",
             "hpcrl",
             "train",
-            str(ROOT / "configs/breakout_vtrace.yaml"),
+            str(ROOT / "configs" / OURS[name]),
         ]
         per_actor = job["envs"] // job["workers"]
         command += [
@@ -68,7 +72,7 @@ def hpcrl_rate(job, overrides):
             cwd=ROOT,
         )
         if done.returncode:
-            raise SystemExit(f"hpcrl ended with code {done.returncode}")
+            raise SystemExit(f"{name} ended with code {done.returncode}")
         steady = [r for r in read_metrics(run) if r["wall_time_s"] >= job["warm_up_s"]]
     steps = steady[-1]["agent_steps"] - steady[0]["agent_steps"]
     return steps / (steady[-1]["wall_time_s"] - steady[0]["wall_time_s"])
@@ -93,15 +97,20 @@ def rival_rate(folder, name, job):
 
 
 def summarise(rates, labels):
-    """Medians over the rounds, and hpcrl's over each rival's and over the best one's."""
+    """Medians over the rounds, and those of hpcrl's layouts over each rival's.
+
+    `ratio` is that of the best of either side.
+    """
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    ours = medians.pop("hpcrl")
-    best = max(medians, key=lambda name: medians[name])
+    ours = {name: medians.pop(name) for name in OURS}
+    best, first = max(medians, key=medians.__getitem__), max(ours, key=ours.__getitem__)
     return {
-        "ratio": ours / medians[best],
+        "ratio": ours[first] / medians[best],
         "best_rival": labels[best],
-        "hpcrl_steps_per_s": ours,
-        "ratios": {labels[name]: ours / median for name, median in medians.items()},
+        "ratios": {
+            name: {labels[rival]: rate / median for rival, median in medians.items()}
+            for name, rate in ours.items()
+        },
         "steps_per_s": rates,
     }
 
@@ -118,14 +127,14 @@ def main() -> int:
     arguments = parser.parse_args()
     job = {"game": "Breakout", "unroll": 20, "batch": 640, "envs": 32, "workers": 2, "threads": 1}
     job |= {"warm_up_s": arguments.warm_up_s, "seconds": arguments.seconds}
-    names = ["hpcrl", *arguments.rivals]
+    names = [*OURS, *arguments.rivals]
     rates: dict[str, list[float]] = {name: [] for name in names}
     labels: dict[str, str] = {}
     for turn in range(arguments.rounds):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            if name == "hpcrl":
-                rate = hpcrl_rate(job, arguments.overrides)
+            if name in OURS:
+                rate = hpcrl_rate(name, job, arguments.overrides)
             else:
                 found = rival_rate(arguments.folder, name, job)
                 rate, labels[name] = found["steps_per_s"], f"{found['name']} {found['version']}"
