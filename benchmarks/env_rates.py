@@ -178,8 +178,9 @@ def rank_main():
     rows = MANY_ENVS.get(family.key, NUM_ENVS) * family.rows_per_env
     seconds = arguments["seconds"]
     link = MpiLink(deadline_s=120.0, max_message_bytes=2**30)
-    link.wait_policy = choose_wait_policy("auto", link.size, arguments["cores"])
     python = arguments["python"]
+    processes = link.size + (GROUPS if python else 0)
+    link.wait_policy = choose_wait_policy("auto", processes, arguments["cores"])
     batches = [make_group(name, rows, options, python) for _ in range(GROUPS)]
     spec = EnvSpec.from_json(batches[0].spec)
     if python:

@@ -48,6 +48,19 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     return threads
 
 
+def processes_beside(config: Config, topology: Topology, rank: int) -> int:
+    """Return how many processes want the cores of `rank`'s node.
+
+    These are its ranks, and the children that step isolated environments: one for each group of
+    an acting rank, one for an evaluator.
+    """
+    node = topology.nodes[topology.node_of[rank]]
+    if config.env.isolation == "none":
+        return len(node.ranks)
+    children = {"actor": config.env.groups, "worker": config.env.groups, "evaluator": 1}
+    return len(node.ranks) + sum(children.get(topology.role_of[r], 0) for r in node.ranks)
+
+
 def _share(config: Config, topology: Topology, rank: int) -> int:
     """Cores of the node that no single-threaded rank needs, divided by the ranks that want more.
 

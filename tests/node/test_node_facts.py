@@ -1,4 +1,4 @@
-"""How many threads torch gets in each role."""
+"""How many threads torch gets in each role, and how many processes share a node."""
 
 import pytest
 
@@ -64,3 +64,23 @@ def test_everyone_has_one_where_ranks_outnumber_cores(threads_of):
 def test_the_users_number_goes_first(threads_of):
     asked = {**SYNC, "learner": {"threads": 5, "batch_unrolls": 2, "unroll_steps": 3}}
     assert threads_of(asked, 6, 16, inference=1)["learner"] == 5
+
+
+@pytest.mark.parametrize(
+    ("isolation", "processes"),
+    [("none", 6), ("process", 6 + 3 * 2 + 1)],  # 3 actors of 2 groups, and an evaluator
+)
+def test_children_that_step_environments_want_cores_too(isolation, processes):
+    config = config_of(
+        env={"envs_per_actor": 4, "groups": 2, "isolation": isolation},
+        topology={"inference": 1, "actors": 3, "evaluators": 1},
+    )
+    nodes = uniform_node_map(2, 6)
+    twelve = {"learners": 2, "inference": 2, "actors": 6, "evaluators": 2}
+    plan = plan_topology(config_of(topology=twelve).topology, nodes, demand_of(config))
+    counts = [
+        sum(plan.role_of[rank] == role for rank in plan.nodes[0].ranks)
+        for role in ("actor", "evaluator")
+    ]
+    assert counts == [3, 1]
+    assert node_facts.processes_beside(config, plan, plan.nodes[0].ranks[0]) == processes
