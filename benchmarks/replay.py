@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcrl.replay.compression import available_codecs
+from hpcrl.compression import available_codecs
 from hpcrl.replay.files import load_shards
 from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.memory import replay_bytes

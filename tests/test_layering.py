@@ -13,7 +13,7 @@ PACKAGES = ("hpcrl", "env_wrappers", "analysis")
 
 LAYERS = {
     "vocabulary": (
-        "types specs checks timing exit_codes human durable run.counters config.types "
+        "types specs checks timing exit_codes human durable compression run.counters config.types "
         "config.sections"
     ),
     "pure": (

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcrl.comm.link import Incoming, Link, wait_until
+from hpcrl.comm.packing import PackedSlots, check_length
 from hpcrl.comm.wire import Command, Tag, reply_layout, step_layout
+from hpcrl.compression import make_codec
 from hpcrl.specs import EnvSpec
 
 
@@ -72,6 +74,7 @@ class StepSlots:
       num_timers: actor stage timers in each message.
       max_batch_rows: rows that make a batch full.
       max_wait_s: longest wait of the first row.
+      compression: of the clients' messages.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class StepSlots:
         num_timers: int,
         max_batch_rows: int,
         max_wait_s: float,
+        compression: str = "none",
     ):
         self._rows_per_slot = rows_per_slot
         self._max_batch_rows = max_batch_rows
@@ -96,9 +100,13 @@ class StepSlots:
         self._step = step.views(self._step_buffer)
         self._obs = {p: self._step[f"obs:{p}"] for p in env.observation}
         self._final = {p: self._step[f"final:{p}"] for p in env.observation}
+        check_length(step.nbytes, link.max_message_bytes, compression)
+        codec = make_codec(compression)
+        self._packed = PackedSlots(len(clients), step.nbytes, codec) if codec else None
+        arrivals = self._packed.buffer if self._packed else self._step_buffer
         self._receivers = plane.receivers(
             [
-                Incoming(client.rank, Tag.STEP + client.group, self._step_buffer[slot])
+                Incoming(client.rank, Tag.STEP + client.group, arrivals[slot])
                 for slot, client in enumerate(clients)
             ]
         )
@@ -126,6 +134,9 @@ class StepSlots:
         if not self._waiting:
             self._first_arrival_s = time.perf_counter()
         self._waiting += arrived
+        if self._packed:
+            for slot in arrived:
+                self._packed.unpack(slot, self._step_buffer[slot])
         self._check_sequence(arrived)
         return True
 

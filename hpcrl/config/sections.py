@@ -231,6 +231,8 @@ class TransportConfig:
     """Longest wait at start-up, while peers import and build their environments."""
     max_message_bytes: Annotated[int, Field(gt=0, le=2**31 - 1)] = 2**30
     """Larger messages are split into parts of this size (MPI counts are 32-bit)."""
+    compression: Literal["none", "zlib", "lz4"] = "none"
+    """Of what actors send to inference ranks, without loss: for networks slower than the codec."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

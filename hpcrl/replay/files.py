@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcrl.replay.compression import make_codec
+from hpcrl.compression import make_codec
 from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.records import ReplayUnroll
 from hpcrl.replay.shard_writer import (

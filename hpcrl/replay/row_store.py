@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrl.replay.compression import Codec
+from hpcrl.compression import Codec
 from hpcrl.specs import ArraySpec
 
 Array = NDArray[Any]

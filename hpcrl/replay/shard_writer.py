@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrl.compression import make_codec
 from hpcrl.durable import sync_directory
-from hpcrl.replay.compression import make_codec
 from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.records import ReplayUnroll
 from hpcrl.replay.storage import ReplayShard

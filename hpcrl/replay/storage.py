@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpcrl.checks import check_dtype, check_shape
+from hpcrl.compression import make_codec
 from hpcrl.replay.block_ring import BlockRing
-from hpcrl.replay.compression import make_codec
 from hpcrl.replay.layout import START, ReplayLayout
 from hpcrl.replay.prioritized import PrioritizedSampler
 from hpcrl.replay.records import ReplayCounters, ReplaySample, ReplayUnroll, SampleBuffers

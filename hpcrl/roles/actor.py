@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from env_wrappers import EnvBatch, StepBatch
 from hpcrl.acting.env_batches import make_batch
-from hpcrl.comm.link import Incoming, Link, wait_until
+from hpcrl.comm.link import Incoming, Link, Sender, wait_until
+from hpcrl.comm.packing import check_length, make_outgoing
 from hpcrl.comm.team import LedBatch
 from hpcrl.comm.wire import Command, Tag, reply_layout, step_layout, step_short_nbytes
 from hpcrl.job import ACTOR_STAGES, Job, Seat
@@ -38,7 +39,14 @@ class GroupChannel:
     """One group's step message, its reply, and the run ids of its environments."""
 
     def __init__(
-        self, link: Link, env: EnvSpec, inference: int, group: int, rows: int, restart: int
+        self,
+        link: Link,
+        env: EnvSpec,
+        inference: int,
+        group: int,
+        rows: int,
+        restart: int,
+        compression: str = "none",
     ):
         layout, reply = step_layout(env, rows, len(ACTOR_STAGES)), reply_layout(env, rows)
         plane = link.plane("steps")
@@ -46,10 +54,16 @@ class GroupChannel:
         self._step = layout.views(buffer)
         self._reply = reply.views(reply_buffer)
         self._paths = tuple(env.observation)
-        short = buffer[: step_short_nbytes(env, layout)]
-        self._short = plane.sender(inference, Tag.STEP + group, short)
-        self._full = plane.sender(inference, Tag.STEP + group, buffer)
-        self._sending = self._short
+        self._full_nbytes = layout.nbytes
+        self._short_nbytes = step_short_nbytes(env, layout)
+        if self._full_nbytes > link.max_message_bytes:
+            self._short_nbytes = self._full_nbytes  # both ends must split a message alike
+        lengths = (self._short_nbytes, self._full_nbytes)
+        check_length(self._full_nbytes, link.max_message_bytes, compression)
+        self._outgoing = make_outgoing(
+            plane, inference, Tag.STEP + group, buffer, lengths, compression
+        )
+        self._sending: Sender
         self._receiver = plane.receivers([Incoming(inference, Tag.REPLY + group, reply_buffer)])
         self._sequence = -1
         # Every restart of the job and of an environment is a new run of that environment.
@@ -84,7 +98,8 @@ class GroupChannel:
         self._sequence += 1
         self._step["sequence"][...] = self._sequence
         self._receiver.start(0)
-        self._sending = self._full if batch.truncated.any() else self._short
+        truncated = batch.truncated.any()
+        self._sending = self._outgoing.ready(self._full_nbytes if truncated else self._short_nbytes)
         self._sending.start()
 
     def receive(self) -> npt.NDArray[np.generic] | None:
@@ -109,7 +124,10 @@ def run(job: Job, groups: Sequence[EnvBatch]) -> None:
     """Step until the inference rank says STOP."""
     inference = job.topology.inference_of[job.rank]
     channels = [
-        GroupChannel(job.link, job.env, inference, g, job.rows_per_slot, job.restart)
+        GroupChannel(
+            *(job.link, job.env, inference, g, job.rows_per_slot, job.restart),
+            job.config.transport.compression,
+        )
         for g in range(len(groups))
     ]
     timer = StageTimer(ACTOR_STAGES, pulse=job.link.pulse, work="step")

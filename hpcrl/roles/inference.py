@@ -27,6 +27,7 @@ def make_slots(job: Job) -> StepSlots:
         len(ACTOR_STAGES),
         full_batch_rows(job.config, rows),
         job.config.inference.max_wait_s,
+        job.config.transport.compression,
     )
 
 

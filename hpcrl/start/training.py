@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcrl import exit_codes
+from hpcrl.compression import make_codec
 from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
 from hpcrl.layouts import check_layout
@@ -53,6 +54,7 @@ def check_together(config: Config) -> None:
         )
     _check_isolation(config)
     _check_teams(config)
+    _check_codecs(config)
     try:
         check_layout(config)
     except ValueError as error:
@@ -82,6 +84,14 @@ def _check_teams(config: Config) -> None:
             f"env.ranks_per_env is {env.ranks_per_env} and env.isolation {env.isolation}: a child "
             "process is no rank of an MPI job; set env.isolation to none"
         )
+
+
+def _check_codecs(config: Config) -> None:
+    for key in ("transport", "replay"):
+        try:
+            make_codec(getattr(config, key).compression)
+        except ValueError as error:
+            raise ConfigError(f"{key}.compression: {error}") from None
 
 
 def _check_isolation(config: Config) -> None:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from env_wrappers import FAILURE_KINDS, StepBatch
 from hpcrl.comm.loopback import World
 from hpcrl.comm.slots import Client, StepSlots
+from hpcrl.comm.wire import step_layout
+from hpcrl.compression import available_codecs
 from hpcrl.roles.actor import GroupChannel
 from tests.small import env_spec
 
@@ -19,14 +21,26 @@ ROWS = 2
 class Served:
     """Clients' channels and the slots of rank 0 that serve them, all in this thread."""
 
-    def __init__(self, clients, max_batch_rows=1000, max_wait_s=1e9):
+    def __init__(
+        self,
+        clients,
+        max_batch_rows=1000,
+        max_wait_s=1e9,
+        compression="none",
+        max_message_bytes=2**30,
+    ):
         self.clients = clients
         self.world = World(1 + max(client.rank for client in clients), deadline_s=5.0)
         self.link = self.world.link(0)
-        self.slots = StepSlots(self.link, SPEC, clients, ROWS, 4, max_batch_rows, max_wait_s)
+        links = [self.world.link(client.rank) for client in clients]
+        for link in (self.link, *links):
+            link.max_message_bytes = max_message_bytes
+        self.slots = StepSlots(
+            self.link, SPEC, clients, ROWS, 4, max_batch_rows, max_wait_s, compression
+        )
         self.channels = [
-            GroupChannel(self.world.link(c.rank), SPEC, 0, c.group, ROWS, restart=0)
-            for c in clients
+            GroupChannel(link, SPEC, 0, client.group, ROWS, 0, compression)
+            for link, client in zip(links, clients, strict=True)
         ]
         self.sent = [0] * len(clients)
 
@@ -107,9 +121,14 @@ def test_a_batch_is_due_when_its_first_row_has_waited_max_wait(monkeypatch):
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), actors=st.integers(1, 3), groups=st.integers(1, 2))
-def test_every_row_gets_its_own_action_whatever_the_orders(data, actors, groups):
-    served = Served(clients_of(actors, groups))
+@given(
+    data=st.data(),
+    actors=st.integers(1, 3),
+    groups=st.integers(1, 2),
+    compression=st.sampled_from(available_codecs()),
+)
+def test_every_row_gets_its_own_action_whatever_the_orders(data, actors, groups, compression):
+    served = Served(clients_of(actors, groups), compression=compression)
     number = len(served.clients)
     idle = set(range(number))
     for _ in range(data.draw(st.integers(1, 8))):
@@ -180,8 +199,9 @@ def test_rows_are_copies_that_the_next_message_does_not_change():
     assert rows.observation["obs"][:, 2].tolist() == [0, 0]
 
 
-def test_trap09_final_observations_travel_only_with_truncated_episodes():
-    served = Served(clients_of(3, 1))
+@pytest.mark.parametrize("compression", available_codecs())
+def test_trap09_final_observations_travel_only_with_truncated_episodes(compression):
+    served = Served(clients_of(3, 1), compression=compression)
     served.send(0, truncated=[False, True])
     served.send(1)
     served.send(2, truncated=[True, False], valid=[True, False])
@@ -203,6 +223,15 @@ def test_a_message_without_truncated_episodes_ends_before_the_final_observations
     served.send(1, poll=False, truncated=[True, False])
     short, full = [len(message.data) for mail in served.world.mail.values() for message in mail]
     assert full - short >= ROWS * SPEC.observation["obs"].array.nbytes
+
+
+def test_messages_that_are_split_all_have_one_length_as_both_ends_must_split_them_alike():
+    full = step_layout(SPEC, ROWS, 4).nbytes
+    served = Served(clients_of(2, 1), max_message_bytes=full - 1)
+    served.send(0, poll=False)
+    served.send(1, poll=False, truncated=[True, False])
+    lengths = [len(message.data) for mail in served.world.mail.values() for message in mail]
+    assert lengths == [full, full]
 
 
 def test_a_truncation_on_an_invalid_row_asks_for_no_final_observation():

@@ -14,12 +14,14 @@ import pytest
 import yaml
 from matplotlib.image import imread
 
+from hpcrl.comm.wire import step_layout
+from hpcrl.job import ACTOR_STAGES
 from hpcrl.run.checkpoint import list_checkpoints, load_latest
 from hpcrl.run.metrics import read_metrics
 from hpcrl.run.run_dir import RunDir
 from tests.job_runner import TrainingJob, run_to_end, status_of
 from tests.mpi_runner import run_mpi
-from tests.small import merged
+from tests.small import env_spec, merged
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -98,6 +100,25 @@ def test_one_rank_of_each_role_trains_and_leaves_a_whole_run_directory(tmp_path)
     assert "stop.agent_steps 1000 reached" in output
     assert "Traceback" not in output
     assert not list((run_dir / "logs").glob("rank-*.log"))
+
+
+@pytest.mark.parametrize("transport", ["compressed", "split"])
+def test_step_messages_that_are_compressed_or_split_train_all_the_same(tmp_path, transport):
+    # A message with final observations is in two parts, one without would be in one.
+    layout = step_layout(env_spec(), BASE["env"]["envs_per_actor"] // 2, len(ACTOR_STAGES))
+    sections = {
+        "compressed": {"compression": "lz4"},
+        "split": {"max_message_bytes": layout.nbytes - 1},
+    }
+    config, run_dir = write_config(
+        tmp_path,
+        env={"name": "synthetic:counting", "options": {"truncate": True, "episode_length": 5}},
+        transport={**sections[transport], "deadline_s": 60.0},
+    )
+    code, output = run_to_end(config)
+    assert code == 0, output
+    status = status_of(run_dir)
+    assert (status["state"], status["mean_episode_steps_100"]) == ("done", 5.0)
 
 
 def test_two_cells_of_uneven_load_train_together(tmp_path):

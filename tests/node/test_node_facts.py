@@ -7,7 +7,7 @@ from hpcrl.start.demand import demand_of
 from hpcrl.topology import plan_topology, uniform_node_map
 from tests.small import config_of
 
-SEED = {}
+SEED: dict = {}
 SYNC = {"layout": "sync", "agent": {"name": "ppo"}}
 SYNC_LOCAL = {**SYNC, "placement": "local"}
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HPCRL_THREADS")

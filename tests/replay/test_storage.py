@@ -5,8 +5,8 @@ import zlib
 import numpy as np
 import pytest
 
+from hpcrl.compression import available_codecs, make_codec
 from hpcrl.ops.frame_stack import stack_frames
-from hpcrl.replay.compression import available_codecs, make_codec
 from hpcrl.replay.layout import ReplayLayout
 from hpcrl.replay.storage import ReplayShard
 from hpcrl.specs import ArraySpec

@@ -1,4 +1,4 @@
-"""Optional lossless compression of stored rows, one block and leaf at a time."""
+"""Optional lossless compression of stored rows and of step messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Codec:
 
     name: str
     compress: Callable[[memoryview], bytes]
-    decompress: Callable[[bytes], bytes]
+    decompress: Callable[[bytes | memoryview], bytes]
 
 
 def available_codecs() -> list[str]:
