@@ -106,7 +106,7 @@ def test_one_rank_of_each_role_trains_and_leaves_a_whole_run_directory(tmp_path)
 def test_step_messages_that_are_compressed_or_split_train_all_the_same(tmp_path, transport):
     # A message with final observations is in two parts, one without would be in one.
     layout = step_layout(env_spec(), BASE["env"]["envs_per_actor"] // 2, len(ACTOR_STAGES))
-    sections = {
+    sections: dict[str, dict] = {
         "compressed": {"compression": "lz4"},
         "split": {"max_message_bytes": layout.nbytes - 1},
     }
