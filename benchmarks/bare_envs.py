@@ -34,22 +34,23 @@ class BareSingles:
             env.close()
 
 
-def run_bare(loop, rows, seconds):
-    """(seconds, processor seconds, steps)."""
+def run_bare(loops, rows, seconds):
+    """Step the loops in turn, `rows` each: (seconds, processor seconds, steps)."""
     steps, start_s, start_cpu_s = 0, time.perf_counter(), time.process_time()
     while not steps or time.perf_counter() - start_s < seconds:
-        loop.step()
-        steps += rows
+        for loop in loops:
+            loop.step()
+            steps += rows
     return time.perf_counter() - start_s, time.process_time() - start_cpu_s, steps
 
 
 def main():
     """Step the family's example and print what `run_bare` gives."""
-    key, rows, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    key, groups, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     family = next(family for family in FAMILIES if family.key == key)
     name = f"{family.name}:{family.example}"
-    loop = BareSingles(name, dict(family.example_options), rows)
-    print(json.dumps(run_bare(loop, rows, seconds)))
+    loops = [BareSingles(name, dict(family.example_options), rows) for _ in range(groups)]
+    print(json.dumps(run_bare(loops, rows, float(sys.argv[4]))))
 
 
 if __name__ == "__main__":

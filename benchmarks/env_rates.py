@@ -4,7 +4,7 @@
 
 Two ranks per family: rank 1 does what an actor does with two groups of environments, by the actor's
 own code (`EnvBatch`, `GroupChannel`), rank 0 answers at once with random actions. Then rank 1 steps
-the same environments in a plain loop over the package's own API, and so on by turns; the ratio is
+as many environments in a plain loop over the package's own API, and so on by turns; the ratio is
 the median over the turns. `cpu_ratio` is that of the processor time of a step, without the wait for
 the answer: other work on the machine doesn't touch it, while on a busy machine the wait is most of
 `ratio`. A family with an interpreter of its own is stepped in child processes, whose processor time
@@ -165,7 +165,7 @@ def make_group(name, rows, options, python):
 
 def run_bare_in(python, key, rows, seconds):
     """`run_bare` in another interpreter."""
-    program = [python, "-m", "benchmarks.bare_envs", key, str(rows), str(seconds)]
+    program = [python, "-m", "benchmarks.bare_envs", key, *map(str, (GROUPS, rows, seconds))]
     done = subprocess.run(program, cwd=ROOT, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -186,7 +186,8 @@ def rank_main():
     if python:
         bare = partial(run_bare_in, python, family.key, rows)
     elif link.rank:
-        bare = partial(run_bare, bare_loop(family, name, options, rows), rows)
+        loops = [bare_loop(family, name, options, rows) for _ in range(GROUPS)]
+        bare = partial(run_bare, loops, rows)
     turns: dict[str, list] = {"actor": [], "bare": []}
     both = link.group(range(2))
     for _ in range(arguments["turns"]):
