@@ -101,7 +101,8 @@ def serve(job: Job, brain: Brain, seconds: float) -> dict[str, Any]:
     full = limits.max_batch_rows or max(1, rows // 2)
     before = bare_network(job, brain, min(full, rows), seconds)
     slots = ObservedSlots(
-        job.link, job.env, clients, job.rows_per_slot, len(ACTOR_STAGES), full, limits.max_wait_s
+        *(job.link, job.env, clients, job.rows_per_slot, len(ACTOR_STAGES), full),
+        *(limits.max_wait_s, job.config.transport.compression),
     ).observe(job.rows_per_slot)
     inference.run(job, brain, torch.device("cpu"), slots)
     notes = slots.batches[int(_WARM_UP * len(slots.batches)) :]
@@ -137,7 +138,10 @@ def load(job: Job) -> npt.NDArray[np.float64]:
     rows, num_groups = job.rows_per_slot, job.config.env.groups
     server = job.topology.inference_of[job.rank]
     batch = constant_batch(job, rows)
-    channels = [GroupChannel(job.link, job.env, server, g, rows, 0) for g in range(num_groups)]
+    compression = job.config.transport.compression
+    channels = [
+        GroupChannel(job.link, job.env, server, g, rows, 0, compression) for g in range(num_groups)
+    ]
     sent_s = [0.0] * num_groups
     for group, channel in enumerate(channels):
         channel.pack(batch, dict.fromkeys(ACTOR_STAGES, 0.0), dict.fromkeys(ENV_FAILURES, 0))

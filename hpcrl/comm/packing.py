@@ -18,8 +18,8 @@ _STEP = 0.8
 
 
 def packed_nbytes(nbytes: int) -> int:
-    """Return the most that a message of `nbytes` can become; noise grows by a percent."""
-    return _HEAD_BYTES + nbytes + nbytes // 128 + 64
+    """Return the most that a message of `nbytes` can become; what doesn't shrink goes as it is."""
+    return _HEAD_BYTES + nbytes
 
 
 def check_length(nbytes: int, max_message_bytes: int, compression: str) -> None:
@@ -50,7 +50,7 @@ class PlainOutgoing:
     """
 
     def __init__(self, plane: Plane, dest: int, tag: int, buffer: Bytes, lengths: Sequence[int]):
-        self._senders = {nbytes: plane.sender(dest, tag, buffer[:nbytes]) for nbytes in lengths}
+        self._senders = {nbytes: plane.sender(dest, tag, buffer[:nbytes]) for nbytes in {*lengths}}
 
     def ready(self, nbytes: int) -> Sender:
         """Return what sends the first `nbytes`."""
@@ -58,7 +58,7 @@ class PlainOutgoing:
 
 
 class PackedOutgoing:
-    """The bytes compressed, behind their number.
+    """The bytes compressed, behind their number; as they are, behind minus their number.
 
     A persistent send has one length, so there is one for each of a series of lengths, and a message
     goes by the shortest that holds it.
@@ -78,9 +78,14 @@ class PackedOutgoing:
     def ready(self, nbytes: int) -> Sender:
         """Compress the first `nbytes`; return what sends them."""
         packed = self._codec.compress(self._buffer[:nbytes].data)
-        end = _HEAD_BYTES + len(packed)
-        self._count[0] = len(packed)
-        self._room[_HEAD_BYTES:end] = np.frombuffer(packed, np.uint8)
+        if len(packed) < nbytes:
+            end = _HEAD_BYTES + len(packed)
+            self._count[0] = len(packed)
+            self._room[_HEAD_BYTES:end] = np.frombuffer(packed, np.uint8)
+        else:
+            end = _HEAD_BYTES + nbytes
+            self._count[0] = -nbytes
+            self._room[_HEAD_BYTES:end] = self._buffer[:nbytes]
         return self._senders[bisect_left(self._lengths, end)]
 
 
@@ -125,6 +130,10 @@ class PackedSlots:
 
     def unpack(self, slot: int, message: npt.NDArray[np.uint8]) -> None:
         """Decompress what has arrived in `slot` to the beginning of `message`."""
-        end = _HEAD_BYTES + int(self._counts[slot, 0])
-        data = self._codec.decompress(self.buffer[slot, _HEAD_BYTES:end].data)
+        count = int(self._counts[slot, 0])
+        arrived = self.buffer[slot, _HEAD_BYTES : _HEAD_BYTES + abs(count)]
+        if count < 0:
+            message[:-count] = arrived
+            return
+        data = self._codec.decompress(arrived.data)
         message[: len(data)] = np.frombuffer(data, np.uint8)

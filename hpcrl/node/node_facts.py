@@ -24,7 +24,7 @@ def node_facts(role: str | None) -> dict[str, Any]:
     return {
         "host": os.uname().nodename,
         "gpus": [gpu.name for gpu in gpus],
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": sorted(os.sched_getaffinity(0)),
         "role": role,
     }
 
@@ -40,7 +40,7 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     threads = configured.get(role, 1) or _share(config, topology, rank)
     if role in ("actor", "worker", "follower"):
         threads = 1
-    if len(node.ranks) > node.num_cores > 0:
+    if processes_beside(config, topology, rank) > node.num_cores > 0:
         os.nice(NICENESS[role])
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(threads)

@@ -112,5 +112,5 @@ class FrameStacker:
           prefix: `[n, K-1, *]`, all but the newest frame of the stacks that the push gave.
         """
         stack = self._ring.shape[1]
-        newest = self._newest[rows] = (self._newest[rows] - 1) % stack
+        newest = self._newest[rows]
         self._ring[rows[:, None], (newest[:, None] + self._ages[1:]) % stack] = prefix

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from hpcrl import exit_codes
 from hpcrl.comm.leaving import leave
 from hpcrl.comm.link import Group
+from hpcrl.comm.packing import check_length
 from hpcrl.comm.startup import (
     Failure,
     agree_to_start,
@@ -19,7 +20,7 @@ from hpcrl.comm.startup import (
     check_same,
 )
 from hpcrl.comm.wire import digest, reply_layout, step_layout
-from hpcrl.job import Job, Seat
+from hpcrl.job import ACTOR_STAGES, Job, Seat
 from hpcrl.run.checkpoint import Checkpoint
 from hpcrl.run.node_table import Offer
 from hpcrl.run.run_dir import RunDirError
@@ -165,6 +166,8 @@ def _prepare_torch_role(start: Start, role: str) -> Callable[[], int]:
         )
         if seat.topology.sharded:
             shard_bounds(job.num_parameters, len(seat.topology.learner_ranks))
+        step = step_layout(env, job.rows_per_slot, len(ACTOR_STAGES))
+        check_length(step.nbytes, config.transport.max_message_bytes, config.transport.compression)
         return brain, job
 
     brain, job = attempt(seat.world, seat.link.label, exit_codes.USAGE, (ValueError,), build)

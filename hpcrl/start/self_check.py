@@ -137,7 +137,7 @@ def _check_together(
     findings += [Finding("ranks", talk)] if link.size > 1 else []
     findings += _probe_node(world, config, stage) if speaks_for_node else []
     stage("the reports of all ranks")
-    host, cores = os.uname().nodename, len(os.sched_getaffinity(0))
+    host, cores = os.uname().nodename, sorted(os.sched_getaffinity(0))
     reports = gather_json(world, {"host": host, "cores": cores, "findings": findings})
     code = 0
     if link.rank == 0:
@@ -213,10 +213,10 @@ def _merge(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
 def _waiting(reports: Sequence[Mapping[str, Any]], config: Config | None) -> list[Finding]:
     """How ranks would wait for messages, by the cores of each node."""
     asked = config.transport.wait if config is not None else "auto"
-    nodes: dict[str, list[int]] = {}
+    nodes: dict[str, list[list[int]]] = {}
     for report in reports:
         nodes.setdefault(report["host"], []).append(report["cores"])
-    counts = Counter((max(cores), len(cores)) for cores in nodes.values())
+    counts = Counter((len(set().union(*cores)), len(cores)) for cores in nodes.values())
     return [
         Finding(
             "cores",

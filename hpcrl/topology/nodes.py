@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,14 +92,14 @@ def uniform_node_map(
 
 
 def node_map(
-    hosts: Sequence[str], gpus: Sequence[Sequence[str]], num_cores: Sequence[int]
+    hosts: Sequence[str], gpus: Sequence[Sequence[str]], cores: Sequence[Collection[int]]
 ) -> tuple[NodeInfo, ...]:
     """Build the map from what each rank reported, all arguments indexed by rank.
 
     Args:
       hosts: name of the rank's node.
       gpus: names of the GPUs that the rank sees, in its own order (`devices.visible_gpus`).
-      num_cores: cores of the rank's node that the job may use.
+      cores: the CPU cores that the rank may use; those of a node's ranks are the job's.
 
     Raises:
       TopologyError: when ranks of one node see different GPUs. The roles are planned for
@@ -119,8 +119,8 @@ def node_map(
                     f"{list(gpus[rank])}; request GPUs per node (--gpus-per-node), not per task, "
                     "or add --gpu-bind=none, and leave the choice to hpcrl"
                 )
-        cores = max(num_cores[rank] for rank in ranks)
-        nodes.append(NodeInfo(host, tuple(ranks), len(seen), cores))
+        num_cores = len(set().union(*(cores[rank] for rank in ranks)))
+        nodes.append(NodeInfo(host, tuple(ranks), len(seen), num_cores))
     return tuple(nodes)
 
 

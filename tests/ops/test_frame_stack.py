@@ -47,6 +47,30 @@ def test_both_equal_a_list_per_environment_over_overlapping_unrolls(stack, seed)
         np.testing.assert_array_equal(got, np.stack(want[unroll]))
 
 
+@pytest.mark.parametrize("stack", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_push_that_was_taken_back_is_as_if_it_had_not_been(stack, seed):
+    batch_size, frame_shape = 3, (2,)
+    frames, start = random_steps(40, batch_size, frame_shape, seed)
+    rng = np.random.default_rng(seed)
+    naive = [NaiveStack(stack, frame_shape) for _ in range(batch_size)]
+    stacker = FrameStacker(batch_size, stack, frame_shape, np.uint8)
+    everyone = np.arange(batch_size)
+    for frame, first in zip(frames, start, strict=True):
+        got = stacker.push(everyone, frame, first)
+        for twin, one, begins in zip(naive, frame, first, strict=True):
+            twin.push(one, begins)
+        for _ in range(rng.integers(0, 3)):
+            rows = np.flatnonzero(rng.random(batch_size) < 0.5)
+            stacker.rewind(rows, got[rows, :-1])
+            other = rng.integers(1, 256, (len(rows), *frame_shape)).astype(np.uint8)
+            again = stacker.push(rows, other, first[rows])
+            for row, one, stacked in zip(rows, other, again, strict=True):
+                naive[row].frames.pop()
+                np.testing.assert_array_equal(stacked, naive[row].push(one, first[row]))
+            got[rows] = again
+
+
 def test_trap08_masks_accumulate_over_several_episode_ends():
     frames = np.arange(1, 7, dtype=np.uint8)[:, None]
     start = np.array([1, 0, 1, 1, 0, 0], bool)[:, None]

@@ -152,7 +152,7 @@ def test_neighbours_exchange_large_messages_and_all_ranks_talk_to_rank_0(monkeyp
     assert run_loopback(together, 1) == [0]
 
 
-def report(host, *findings, cores=4):
+def report(host, *findings, cores=(0, 1, 2, 3)):
     return {"host": host, "cores": cores, "findings": [list(finding) for finding in findings]}
 
 
@@ -171,10 +171,13 @@ def test_what_ranks_agree_on_is_one_line_and_what_they_do_not_is_one_each():
 
 
 def test_the_wait_policy_follows_from_ranks_and_cores_of_each_node():
-    reports = [report("a"), report("a", cores=1), report("b", cores=1), report("b", cores=1)]
+    one = {"cores": (5,)}
+    reports = [report("a"), report("a", cores=[3]), report("b", **one), report("b", **one)]
+    reports += [report("c", **one), report("c", cores=[6]), report("c", cores=[7])]
     assert [finding.found for finding in self_check._waiting(reports, None)] == [
         "4 on each of 1 nodes, ranks there: 2; they would wait by yield",
         "1 on each of 1 nodes, ranks there: 2; they would wait by backoff",
+        "3 on each of 1 nodes, ranks there: 3; they would wait by yield",
     ]
     spin = parse_config({"transport": {"wait": "spin"}})
     assert "wait by spin" in self_check._waiting(reports[:1], spin)[0].found

@@ -35,9 +35,10 @@ def test_node_maps_that_do_not_hold_each_rank_once_are_refused(nodes, message):
 
 
 def test_node_map_groups_ranks_by_host_and_refuses_masks_per_task():
-    hosts, cores = ["b", "a", "b", "a"], [8, 16, 8, 16]
+    hosts, cores = ["b", "a", "b", "a"], [[0, 1], range(8), [1, 4], range(8)]
     everywhere = node_map(hosts, [("0", "1")] * 4, cores)
-    assert everywhere == (NodeInfo("b", (0, 2), 2, 8), NodeInfo("a", (1, 3), 2, 16))
+    # Ranks of b are bound to cores of their own, but for one; those of a to none.
+    assert everywhere == (NodeInfo("b", (0, 2), 2, 3), NodeInfo("a", (1, 3), 2, 8))
     with pytest.raises(TopologyError, match=r"node b: rank 0 sees .*GPU-1.* rank 2 sees .*GPU-2"):
         node_map(hosts, [("GPU-1",), ("GPU-1",), ("GPU-2",), ("GPU-1",)], cores)
 
