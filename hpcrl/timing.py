@@ -131,10 +131,10 @@ def backoff_sleep_s(waited_s: float) -> float:
     return min(_LONGEST_SLEEP_S, max(_FIRST_SLEEP_S, waited_s * _SLEEP_SHARE))
 
 
-def choose_wait_policy(configured: str, node_processes: int, node_cores: int) -> WaitPolicy:
-    """Resolve `auto`: backoff when a node has more computing processes than cores, else yield."""
+def choose_wait_policy(configured: str, node_threads: int, node_cores: int) -> WaitPolicy:
+    """Resolve `auto`: backoff when more threads than cores compute on a node, else yield."""
     if configured == "auto":
-        return "backoff" if node_processes > node_cores else "yield"
+        return "backoff" if node_threads > node_cores else "yield"
     if configured not in ("spin", "yield", "backoff"):
         raise ValueError(f"wait policy {configured!r} is none of auto, spin, yield, backoff")
     return configured  # type: ignore[return-value]

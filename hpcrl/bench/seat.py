@@ -18,7 +18,7 @@ from hpcrl.comm.weights import WeightsPublisher
 from hpcrl.comm.wire import Command
 from hpcrl.config.load import parse_config
 from hpcrl.job import Job
-from hpcrl.node.node_facts import choose_threads, node_facts, processes_beside
+from hpcrl.node.node_facts import choose_threads, node_facts, threads_beside
 from hpcrl.node.torch_device import keep_freed_memory
 from hpcrl.specs import EnvSpec
 from hpcrl.start.demand import demand_of
@@ -40,8 +40,8 @@ def take_seat(data: Mapping[str, Any], run_dir: str) -> tuple[Job, Brain]:
     topology = plan_topology(config.topology, nodes, demand_of(config))
     node = topology.nodes[topology.node_of[link.rank]]
     link.label = f"{topology.role_of[link.rank]} {topology.index_of_role[link.rank]}"
-    processes = processes_beside(config, topology, link.rank)
-    link.wait_policy = choose_wait_policy(config.transport.wait, processes, node.num_cores)
+    threads = threads_beside(config, topology, link.rank)
+    link.wait_policy = choose_wait_policy(config.transport.wait, threads, node.num_cores)
     torch.set_num_threads(choose_threads(config, topology, link.rank))
     keep_freed_memory()
     batch = make_one(config.env)

@@ -223,8 +223,8 @@ class TransportConfig:
     """Messages between ranks."""
 
     wait: Literal["auto", "spin", "yield", "backoff"] = "auto"
-    """How a rank waits; auto: backoff when a node has more ranks and isolated children than cores,
-    else yield."""
+    """How a rank waits; auto: backoff when a node has more threads of ranks, and isolated children,
+    than cores, else yield."""
     deadline_s: PositiveFloat = 600.0
     """Longest wait for a message of a healthy peer; past it the job ends with a report."""
     start_deadline_s: PositiveFloat = 300.0

@@ -36,11 +36,8 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     roles, and an actor needs one thread where a learner wants many.
     """
     role, node = topology.role_of[rank], topology.nodes[topology.node_of[rank]]
-    configured = {"learner": config.learner.threads, "inference": config.inference.threads}
-    threads = configured.get(role, 1) or _share(config, topology, rank)
-    if role in ("actor", "worker", "follower"):
-        threads = 1
-    if processes_beside(config, topology, rank) > node.num_cores > 0:
+    threads = min(_threads_of(config, topology, rank), len(os.sched_getaffinity(0)))
+    if threads_beside(config, topology, rank) > node.num_cores > 0:
         os.nice(NICENESS[role])
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(threads)
@@ -48,27 +45,35 @@ def choose_threads(config: Config, topology: Topology, rank: int) -> int:
     return threads
 
 
-def processes_beside(config: Config, topology: Topology, rank: int) -> int:
-    """Return how many processes want the cores of `rank`'s node.
+def threads_beside(config: Config, topology: Topology, rank: int) -> int:
+    """Return how many threads want the cores of `rank`'s node.
 
-    These are its ranks, and the children that step isolated environments: one for each group of
+    These are its ranks', and the children that step isolated environments: one for each group of
     an acting rank, one for an evaluator.
     """
-    node = topology.nodes[topology.node_of[rank]]
+    ranks = topology.nodes[topology.node_of[rank]].ranks
+    threads = sum(_threads_of(config, topology, r) for r in ranks)
     if config.env.isolation == "none":
-        return len(node.ranks)
+        return threads
     children = {"actor": config.env.groups, "worker": config.env.groups, "evaluator": 1}
-    return len(node.ranks) + sum(children.get(topology.role_of[r], 0) for r in node.ranks)
+    return threads + sum(children.get(topology.role_of[r], 0) for r in ranks)
 
 
-def _share(config: Config, topology: Topology, rank: int) -> int:
-    """Cores of the node that no single-threaded rank needs, divided by the ranks that want more.
+def _threads_of(config: Config, topology: Topology, rank: int) -> int:
+    """As many as were configured; else a share of the cores that no single-threaded rank needs.
 
-    A learner for whose weights all acting waits shares the whole node with other learners only.
+    A learner on a CPU for whose weights all acting waits shares the whole node with other
+    learners only.
     """
-    node = topology.nodes[topology.node_of[rank]]
-    alone = topology.role_of[rank] == "learner" and rules_of(config).synchronous
+    role, node = topology.role_of[rank], topology.nodes[topology.node_of[rank]]
+    if role not in ("learner", "inference"):
+        return 1
+    configured = config.learner.threads if role == "learner" else config.inference.threads
+    if configured:
+        return configured
+    on_gpu = topology.device_of[rank] is not None
+    alone = role == "learner" and not on_gpu and rules_of(config).synchronous
     roles = ("learner",) if alone else ("learner", "inference")
     wanting = [r for r in node.ranks if topology.role_of[r] in roles]
     spare = node.num_cores - (0 if alone else len(node.ranks) - len(wanting))
-    return max(1, min(spare // len(wanting), len(os.sched_getaffinity(0))))
+    return max(1, spare // len(wanting))

@@ -24,7 +24,7 @@ from hpcrl.layouts import (
     rules_of,
     waits_for_weights,
 )
-from hpcrl.node.node_facts import choose_threads, node_facts, processes_beside
+from hpcrl.node.node_facts import choose_threads, node_facts, threads_beside
 from hpcrl.node.slurm_env import LaunchInfo, check_world_size, parse_time_unix_s, read_launch_info
 from hpcrl.run.checkpoint import CheckpointError
 from hpcrl.run.node_table import Offer
@@ -101,8 +101,8 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
     labels = [f"{r} {i}" for r, i in zip(topology.role_of, topology.index_of_role, strict=True)]
     link.label = labels[link.rank]
     node = topology.nodes[topology.node_of[link.rank]]
-    processes = processes_beside(config, topology, link.rank)
-    link.wait_policy = choose_wait_policy(config.transport.wait, processes, node.num_cores)
+    threads = threads_beside(config, topology, link.rank)
+    link.wait_policy = choose_wait_policy(config.transport.wait, threads, node.num_cores)
     link.deadline_s = config.transport.start_deadline_s
     link.max_message_bytes = config.transport.max_message_bytes
     # Not where environments owe their share of a batch, or followers would wait for a leader.

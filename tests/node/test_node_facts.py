@@ -1,4 +1,4 @@
-"""How many threads torch gets in each role, and how many processes share a node."""
+"""How many threads torch gets in each role, and how many of them share a node."""
 
 import pytest
 
@@ -67,10 +67,10 @@ def test_the_users_number_goes_first(threads_of):
 
 
 @pytest.mark.parametrize(
-    ("isolation", "processes"),
+    ("isolation", "threads"),
     [("none", 6), ("process", 6 + 3 * 2 + 1)],  # 3 actors of 2 groups, and an evaluator
 )
-def test_children_that_step_environments_want_cores_too(isolation, processes):
+def test_children_that_step_environments_want_cores_too(isolation, threads):
     config = config_of(
         env={"envs_per_actor": 4, "groups": 2, "isolation": isolation},
         topology={"inference": 1, "actors": 3, "evaluators": 1},
@@ -83,4 +83,12 @@ def test_children_that_step_environments_want_cores_too(isolation, processes):
         for role in ("actor", "evaluator")
     ]
     assert counts == [3, 1]
-    assert node_facts.processes_beside(config, plan, plan.nodes[0].ranks[0]) == processes
+    assert node_facts.threads_beside(config, plan, plan.nodes[0].ranks[0]) == threads
+
+
+@pytest.mark.parametrize(("layout", "crowded"), [(SEED, False), (SYNC, True)])
+def test_a_node_whose_learner_computes_on_all_cores_is_crowded(layout, crowded):
+    config = config_of(**{**layout, "topology": {"inference": 1, "actors": 4}})
+    nodes = uniform_node_map(1, 6, cores_per_node=16)
+    plan = plan_topology(config.topology, nodes, demand_of(config))
+    assert node_facts.threads_beside(config, plan, 0) == (16 + 6 + 4 if crowded else 16)
