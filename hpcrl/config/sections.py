@@ -169,7 +169,8 @@ class LearnerConfig:
     """Compile the network with torch.compile: pays on GPUs, takes up to minutes at the first step
     and needs a C++ compiler. Without effect where workers compute gradients."""
     threads: NonNegative = 0
-    """torch threads of a learner rank; 0: its share of the node's cores, of all in `sync`."""
+    """torch threads of a learner rank; 0: its share of the node's cores, in
+    `sync` with images of all."""
     check_parameters_every: NonNegative = 100
     """Learner steps between comparisons of all learners' parameters; 0: never."""
 

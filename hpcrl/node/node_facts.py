@@ -63,7 +63,7 @@ def _threads_of(config: Config, topology: Topology, rank: int) -> int:
     """As many as were configured; else a share of the cores that no single-threaded rank needs.
 
     A learner on a CPU for whose weights all acting waits shares the whole node with other
-    learners only.
+    learners only; dense networks are too small to gain by that.
     """
     role, node = topology.role_of[rank], topology.nodes[topology.node_of[rank]]
     if role not in ("learner", "inference"):
@@ -72,7 +72,8 @@ def _threads_of(config: Config, topology: Topology, rank: int) -> int:
     if configured:
         return configured
     on_gpu = topology.device_of[rank] is not None
-    alone = role == "learner" and not on_gpu and rules_of(config).synchronous
+    heavy = config.network.torso != "mlp"
+    alone = role == "learner" and heavy and not on_gpu and rules_of(config).synchronous
     roles = ("learner",) if alone else ("learner", "inference")
     wanting = [r for r in node.ranks if topology.role_of[r] in roles]
     spare = node.num_cores - (0 if alone else len(node.ranks) - len(wanting))

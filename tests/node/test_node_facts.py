@@ -8,7 +8,8 @@ from hpcrl.topology import plan_topology, uniform_node_map
 from tests.small import config_of
 
 SEED: dict = {}
-SYNC = {"layout": "sync", "agent": {"name": "ppo"}}
+MLP = {"layout": "sync", "agent": {"name": "ppo"}}
+SYNC = {**MLP, "network": {"torso": "nature_cnn"}}
 SYNC_LOCAL = {**SYNC, "placement": "local"}
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HPCRL_THREADS")
 
@@ -45,6 +46,11 @@ def test_a_learner_that_acting_waits_for_has_the_whole_node(threads_of):
     expected = {"learner": 16, "inference": 6, "actor": 1}
     assert threads_of(SYNC, 6, 16, inference=1) == expected
     assert threads_of(SYNC_LOCAL, 6, 16) == {"learner": 16, "worker": 1}
+
+
+def test_a_dense_network_is_too_small_for_that(threads_of):
+    expected = {"learner": 6, "inference": 6, "actor": 1}
+    assert threads_of(MLP, 6, 16, inference=1) == expected
 
 
 def test_several_learners_share_it(threads_of):
@@ -86,7 +92,7 @@ def test_children_that_step_environments_want_cores_too(isolation, threads):
     assert node_facts.threads_beside(config, plan, plan.nodes[0].ranks[0]) == threads
 
 
-@pytest.mark.parametrize(("layout", "crowded"), [(SEED, False), (SYNC, True)])
+@pytest.mark.parametrize(("layout", "crowded"), [(SEED, False), (MLP, False), (SYNC, True)])
 def test_a_node_whose_learner_computes_on_all_cores_is_crowded(layout, crowded):
     config = config_of(**{**layout, "topology": {"inference": 1, "actors": 4}})
     nodes = uniform_node_map(1, 6, cores_per_node=16)
