@@ -1,6 +1,6 @@
 """The bare loop over a family's single environments; runs under any interpreter that has them.
 
-PYTHON -m benchmarks.bare_envs KEY ROWS SECONDS
+PYTHON -m benchmarks.bare_envs KEY GROUPS ROWS SECONDS
 """
 
 import json

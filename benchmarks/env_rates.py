@@ -35,6 +35,7 @@ from hpcrl.roles.actor import GroupChannel
 from hpcrl.specs import EnvSpec
 from hpcrl.start.environments import random_actions
 from hpcrl.timing import choose_wait_policy
+from tests.env_wrappers.conformance import own_python
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = 2
@@ -221,12 +222,6 @@ def rank_main():
         )
 
 
-def own_interpreter(family):
-    """The interpreter that `make envs` gave to a family whose packages conflict with hpcrl's."""
-    python = ROOT / ".venv-envs" / family.key / "bin" / "python"
-    return str(python) if family.conflicts and python.exists() else ""
-
-
 def main() -> None:
     """Measure the families that are installed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -238,8 +233,9 @@ def main() -> None:
     figures = {}
     for family in FAMILIES:
         wanted = family.key in options.keys if options.keys else family.key != "synthetic"
-        python = own_interpreter(family)
-        if not wanted or not family.example or (family.versions() is None and not python):
+        installed = family.versions() is not None
+        python = "" if installed else own_python(family)
+        if not wanted or not family.example or not (installed or python):
             continue
         arguments = {
             "key": family.key,

@@ -91,12 +91,11 @@ def stacks() -> tuple[float, float]:
     """A stack of four frames for a batch of 64 rows."""
     frames = np.random.default_rng(0).integers(0, 256, (ROWS, *FRAME), np.uint8)
     rows, start = np.arange(ROWS), np.zeros(ROWS, bool)
-    ring = FrameStacker(ROWS, STACK, FRAME, np.uint8)
-    before = cpu_ms(lambda: MOVED.push(rows, frames, start), 200)
+    moved, ring = MovedStacks(), FrameStacker(ROWS, STACK, FRAME, np.uint8)
+    before = cpu_ms(lambda: moved.push(rows, frames, start), 200)
     return before, cpu_ms(lambda: ring.push(rows, frames, start), 200)
 
 
-MOVED = MovedStacks()
 GAINS = {"images": images, "memory": memory, "stacks": stacks}
 
 

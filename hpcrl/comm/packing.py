@@ -39,15 +39,7 @@ class Outgoing(Protocol):
 
 
 class PlainOutgoing:
-    """The bytes themselves.
-
-    Args:
-      plane: of the messages.
-      dest: rank that gets them.
-      tag: theirs.
-      buffer: whose bytes are sent.
-      lengths: the numbers of bytes that occur.
-    """
+    """The bytes themselves; the arguments are those of `make_outgoing`."""
 
     def __init__(self, plane: Plane, dest: int, tag: int, buffer: Bytes, lengths: Sequence[int]):
         self._senders = {nbytes: plane.sender(dest, tag, buffer[:nbytes]) for nbytes in {*lengths}}
@@ -78,14 +70,11 @@ class PackedOutgoing:
     def ready(self, nbytes: int) -> Sender:
         """Compress the first `nbytes`; return what sends them."""
         packed = self._codec.compress(self._buffer[:nbytes].data)
-        if len(packed) < nbytes:
-            end = _HEAD_BYTES + len(packed)
-            self._count[0] = len(packed)
-            self._room[_HEAD_BYTES:end] = np.frombuffer(packed, np.uint8)
-        else:
-            end = _HEAD_BYTES + nbytes
-            self._count[0] = -nbytes
-            self._room[_HEAD_BYTES:end] = self._buffer[:nbytes]
+        shrank = len(packed) < nbytes
+        data = np.frombuffer(packed, np.uint8) if shrank else self._buffer[:nbytes]
+        end = _HEAD_BYTES + len(data)
+        self._count[0] = len(data) if shrank else -nbytes
+        self._room[_HEAD_BYTES:end] = data
         return self._senders[bisect_left(self._lengths, end)]
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from env_wrappers import EnvBatch, StepBatch
 from hpcrl.acting.env_batches import make_batch
 from hpcrl.comm.link import Incoming, Link, Sender, wait_until
-from hpcrl.comm.packing import check_length, make_outgoing
+from hpcrl.comm.packing import make_outgoing
 from hpcrl.comm.team import LedBatch
 from hpcrl.comm.wire import Command, Tag, reply_layout, step_layout, step_short_nbytes
 from hpcrl.job import ACTOR_STAGES, Job, Seat
@@ -59,7 +59,6 @@ class GroupChannel:
         if self._full_nbytes > link.max_message_bytes:
             self._short_nbytes = self._full_nbytes  # both ends must split a message alike
         lengths = (self._short_nbytes, self._full_nbytes)
-        check_length(self._full_nbytes, link.max_message_bytes, compression)
         self._outgoing = make_outgoing(
             plane, inference, Tag.STEP + group, buffer, lengths, compression
         )
