@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,9 +65,6 @@ class ObservationCodec:
 
     Attributes:
       leaves: all leaves, in wire order.
-      copy: from the observation of one environment to one that it can't change any more, for
-        `gather`. For a space without parts that is numpy's own function: it is called for every
-        environment at every step.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -78,8 +75,6 @@ class ObservationCodec:
             raise EnvError(f"observation space {space} has no leaves")
         if len(set(paths)) < len(paths):
             raise EnvError(f"observation space has two leaves of one path: {', '.join(paths)}")
-        self._bare = not self.leaves[0].keys
-        self.copy: Callable[[Any], Any] = np.array if self._bare else self._copy_leaves
         # Of the leaves that `check_bounds` looks at; the others are checked on every write.
         self._limits = [
             (leaf, *_limits(leaf))
@@ -131,40 +126,25 @@ class ObservationCodec:
             _write(leaf, observation, arrays[leaf.path], (num_envs, *leaf.shape), rows)
         return arrays
 
-    def gather(self, copies: Sequence[Any]) -> Arrays:
-        """The leaves `[E, ...]` of E observations that `copy` has copied, encoded at once.
-
-        Raises:
-          EnvError: shape, kind of number, category or flag don't match the space.
-        """
-        columns = [copies] if self._bare else zip(*copies, strict=True)
-        return {
-            leaf.path: _as_travelling(leaf, _column(leaf, column)).astype(leaf.dtype, copy=False)
-            for leaf, column in zip(self.leaves, columns, strict=True)
-        }
-
-    def _copy_leaves(self, observation: Any) -> list[NDArray[Any]]:
-        return [np.array(_find(leaf, observation)) for leaf in self.leaves]
-
     def new_raw(self, num_envs: int) -> list[NDArray[Any]]:
-        """Arrays `[E, *shape]` of each leaf's declared dtype, for `put_row` to fill."""
+        """Arrays `[E, *shape]` of each leaf's declared dtype, for `writer` to fill."""
         return [np.empty((num_envs, *leaf.shape), leaf.declared) for leaf in self.leaves]
 
-    def put_row(self, raw: list[NDArray[Any]], row: int, observation: Any) -> None:
-        """Copy the observation of one environment, as it is, into row `row` of `raw`.
+    def writer(self, raw: list[NDArray[Any]]) -> Callable[[int, Any], None]:
+        """What copies the observation of one environment, as it is, into a row of `raw`.
 
-        Raises:
-          EnvError: shape or kind of number don't match the space.
+        It is called as `write(row, observation)` for every environment at every step, and raises
+        EnvError if shape or kind of number don't match the space.
         """
-        for leaf, array in zip(self.leaves, raw, strict=True):
-            value = _find(leaf, observation) if leaf.keys else observation
-            if not (
-                type(value) is np.ndarray
-                and value.shape == leaf.shape
-                and value.dtype == leaf.declared
-            ):
-                value = _checked(leaf, value, leaf.shape)
-            array[row] = value
+        writers = [_leaf_writer(leaf, array) for leaf, array in zip(self.leaves, raw, strict=True)]
+        if not self.leaves[0].keys:
+            return writers[0]
+
+        def write(row: int, observation: Any) -> None:
+            for leaf, write_leaf in zip(self.leaves, writers, strict=True):
+                write_leaf(row, _find(leaf, observation))
+
+        return write
 
     def travelling(self, raw: list[NDArray[Any]]) -> Arrays:
         """The leaves `[E, ...]` of all rows of `raw`, which they may share, encoded at once.
@@ -253,22 +233,20 @@ def _write(
     out[rows] = _as_travelling(leaf, array[rows])
 
 
-def _column(leaf: Leaf, values: Sequence[Any]) -> NDArray[Any]:
-    """The leaf's value of each environment as `[E, *shape]` of the declared dtype, checked."""
-    try:
-        array = np.array(values)
-    except ValueError:  # of different shapes
-        pass
-    else:
-        if array.dtype == leaf.declared and array.shape[1:] == leaf.shape:
-            return array
-    checked = []
-    for row, value in enumerate(values):
-        try:
-            checked.append(_checked(leaf, value, leaf.shape).astype(leaf.declared))
-        except EnvError as error:
-            raise EnvError(f"environment {row}: {error}") from None
-    return np.stack(checked)
+def _leaf_writer(leaf: Leaf, array: NDArray[Any]) -> Callable[[int, Any], None]:
+    """What copies a leaf's value, checked, into a row of `array` `[E, *shape]`."""
+    shape, declared = leaf.shape, leaf.declared
+
+    def write(row: int, value: Any) -> None:
+        try:  # numpy's own dtypes are one object each; any other goes the longer way
+            fits = value.dtype is declared and value.shape == shape
+        except AttributeError:
+            fits = False
+        if not fits:
+            value = _checked(leaf, value, shape)
+        array[row] = value
+
+    return write
 
 
 def _find(leaf: Leaf, observation: Any) -> Any:

@@ -73,6 +73,7 @@ class AgentsBatch(EnvBatch):
         self.spec = env_spec(name, self._observations.spec(frame_stack), self._actions.spec())
         # What each row's agent saw last, and what its episode gave so far.
         self._raw = self._observations.new_raw(self.num_envs)
+        self._write = self._observations.writer(self._raw)
         self._last = np.zeros(self.num_envs, np.float32)
         self._terminated, self._truncated = np.zeros((2, self.num_envs), np.bool_)
         self._return = np.zeros(self.num_envs, np.float64)
@@ -147,7 +148,7 @@ class AgentsBatch(EnvBatch):
                 "agents must be, as each of them is a row of the batch"
             )
         for row, agent in enumerate(self._agents, rows.start):
-            self._observations.put_row(self._raw, row, first[agent])
+            self._write(row, first[agent])
         for totals in (self._last, self._terminated, self._truncated, self._return, self._steps):
             totals[rows] = 0
 
@@ -163,7 +164,6 @@ class AgentsBatch(EnvBatch):
         decoded = self._actions.decode_rows(actions)
         rewards: list[Any] = [0.0] * self.num_envs
         flags = np.zeros((2, self.num_envs), np.bool_)
-        put_row = self._observations.put_row
         for index, env in enumerate(self._envs):
             begin = index * len(self._agents)
             living = [(agent, row) for row, agent in enumerate(self._agents, begin) if playing[row]]
@@ -174,7 +174,7 @@ class AgentsBatch(EnvBatch):
                     raise EnvError(
                         f"{self._name}: agent {agent!r} left without an end of its episode"
                     )
-                put_row(self._raw, row, seen[agent])
+                self._write(row, seen[agent])
                 rewards[row] = gained[agent]
                 if terminated[agent] or truncated[agent]:
                     flags[:, row] = terminated[agent], truncated[agent]

@@ -69,11 +69,12 @@ class SyncBatch(EnvBatch):
 
     def reset(self) -> StepBatch:
         """Start an episode everywhere; only the first call uses the seeds."""
-        observed = []
-        for env, seed in zip(self._envs, self._seeds, strict=True):
+        raw = self._observations.new_raw(self.num_envs)
+        write = self._observations.writer(raw)
+        for row, (env, seed) in enumerate(zip(self._envs, self._seeds, strict=True)):
             first, _ = env.reset(seed=seed)
-            observed.append(self._observations.copy(first))
-        observation = self._observations.gather(observed)
+            write(row, first)
+        observation = self._observations.travelling(raw)
         self._seeds = [None] * self.num_envs
         self._observations.check_bounds(observation)
         self._totals.clear()
@@ -83,7 +84,8 @@ class SyncBatch(EnvBatch):
         """Take one agent step everywhere; see `EnvBatch.step`."""
         decoded = self._actions.decode_rows(actions)
         # Copied at once, as environments may share what they observe into.
-        copy, observed = self._observations.copy, []
+        raw = self._observations.new_raw(self.num_envs)
+        write = self._observations.writer(raw)
         final: Arrays | None = None
         rewards = []
         flags = np.zeros((2, self.num_envs), np.bool_)
@@ -100,8 +102,8 @@ class SyncBatch(EnvBatch):
                         final = self._observations.new_arrays(self.num_envs)
                     self._observations.write_row(final, row, newest)
                 newest, _ = env.reset()
-            observed.append(copy(newest))
-        observation = self._observations.gather(observed)
+            write(row, newest)
+        observation = self._observations.travelling(raw)
         ended = terminated | truncated
         if ended.any():
             self._observations.check_bounds({k: leaf[ended] for k, leaf in observation.items()})

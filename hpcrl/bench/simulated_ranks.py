@@ -56,7 +56,7 @@ class Rank:
             return
         self._waking = True
         delay_s = 0.0
-        if self.job.crowded[self.node]:
+        if self.job.sleeps[self.node]:
             waited_s = self.job.clock.now - self._idle_since
             delay_s = self.job.random.random() * min(backoff_sleep_s(waited_s), at_most_s)
 

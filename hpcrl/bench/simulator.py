@@ -27,6 +27,7 @@ from hpcrl.job import (
     unrolls_per_learner_step,
 )
 from hpcrl.layouts import rules_of
+from hpcrl.node.node_facts import threads_beside
 from hpcrl.timing import choose_wait_policy
 from hpcrl.topology import Topology
 
@@ -148,14 +149,17 @@ class SimulatedJob:
         here = Counter(topology.node_of[rank] for rank in ranks)
         self.cores_of: dict[int, Cores] = {}
         self.crowded: dict[int, bool] = {}
+        self.sleeps: dict[int, bool] = {}
         self._interfaces: dict[int, Interface] = {}
         self._gpus: dict[tuple[int, int], Cores] = {}
         for node, count in here.items():
             facts = topology.nodes[node]
             cores, total = facts.num_cores or len(facts.ranks), len(facts.ranks)
-            wait = choose_wait_policy(self.config.transport.wait, total, cores)
-            self.crowded[node] = wait == "backoff"
-            poll = POLL_SHARE if self.crowded[node] else 0.0
+            threads = threads_beside(self.config, topology, facts.ranks[0])
+            self.crowded[node] = threads > cores
+            wait = choose_wait_policy(self.config.transport.wait, threads, cores)
+            self.sleeps[node] = wait == "backoff"
+            poll = POLL_SHARE if self.sleeps[node] else 0.0
             # Ranks that are not simulated use their part of the node.
             self.cores_of[node] = Cores(self.clock, cores * count / total, poll)
             self._interfaces[node] = Interface(

@@ -34,7 +34,6 @@ from hpcrl.start.probes import (
     probe_memory,
     probe_torch,
 )
-from hpcrl.timing import choose_wait_policy
 
 DEADLINE_S = 300.0
 """Longest time of the whole check."""
@@ -141,7 +140,7 @@ def _check_together(
     reports = gather_json(world, {"host": host, "cores": cores, "findings": findings})
     code = 0
     if link.rank == 0:
-        table = [*_merge(reports), *_waiting(reports, config), _probe_files(config, stage)]
+        table = [*_merge(reports), *_cores(reports), _probe_files(config, stage)]
         _print_table(table)
         code = max(finding.code for finding in table)
     stage("the verdict of rank 0")
@@ -210,21 +209,18 @@ def _merge(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
     return merged
 
 
-def _waiting(reports: Sequence[Mapping[str, Any]], config: Config | None) -> list[Finding]:
-    """How ranks would wait for messages, by the cores of each node."""
-    asked = config.transport.wait if config is not None else "auto"
+def _cores(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """How many cores the ranks of each node have together."""
     nodes: dict[str, list[list[int]]] = {}
     for report in reports:
         nodes.setdefault(report["host"], []).append(report["cores"])
     counts = Counter((len(set().union(*cores)), len(cores)) for cores in nodes.values())
-    return [
-        Finding(
-            "cores",
-            f"{cores} on {'this node' if len(nodes) == 1 else f'each of {n} nodes'}, ranks there: "
-            f"{ranks}; they would wait by {choose_wait_policy(asked, ranks, cores)}",
-        )
-        for (cores, ranks), n in counts.items()
-    ]
+    findings = []
+    for (cores, ranks), n in counts.items():
+        where = "this node" if len(nodes) == 1 else "one node" if n == 1 else f"each of {n} nodes"
+        shared = "; ranks share cores" if ranks > cores else ""
+        findings.append(Finding("cores", f"{cores} on {where}, ranks there: {ranks}{shared}"))
+    return findings
 
 
 def _print_table(findings: Sequence[Finding]) -> None:

@@ -144,6 +144,28 @@ def test_a_part_of_a_large_job_is_like_the_whole():
     assert rates[1:] == pytest.approx([rates[0]] * 2, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("env", "transport", "crowded", "sleeps"),
+    [
+        ({}, {}, False, False),
+        # Four ranks, and a child process for each group of either actor.
+        ({"isolation": "process"}, {}, True, True),
+        ({"isolation": "process"}, {"wait": "spin"}, True, False),
+    ],
+)
+def test_ranks_share_cores_with_the_children_that_step_environments(
+    env, transport, crowded, sleeps
+):
+    config = config_of(
+        topology={"learners": 1, "inference": 1, "actors": 2},
+        env={"envs_per_actor": 4, "groups": 2, **env},
+        transport={"deadline_s": 600.0, **transport},
+    )
+    topology = topology_of(config, 1, replace(ROOMY, cores_per_node=4))
+    job = SimulatedJob(config, topology, TINY, ROOMY.network)
+    assert (job.crowded, job.sleeps) == ({0: crowded}, {0: sleeps})
+
+
 def test_whole_cells_are_chosen_and_the_first_only_is_divided():
     config = config_of(topology={"learners": 2, "inference": 4, "actors": 8})
     topology = topology_of(config, 1, replace(ROOMY, ranks_per_node=14))

@@ -53,7 +53,7 @@ def test_a_process_alone_is_told_what_works(tmp_path):
     for subject in ("Python", "MPI", "launch", "torch", "Horovod", "environments", "memory"):
         assert subject in lines
     assert "made and stepped" in lines["synthetic:counting"]
-    assert "yield" in lines["cores"] or "backoff" in lines["cores"]
+    assert f"{len(os.sched_getaffinity(0))} on this node, ranks there: 1" in lines["cores"]
     assert f"files in {tmp_path} " in done.stdout
     assert list(tmp_path.iterdir()) == [config]  # nothing is left behind
 
@@ -174,17 +174,17 @@ def test_what_ranks_agree_on_is_one_line_and_what_they_do_not_is_one_each():
     ]
 
 
-def test_the_wait_policy_follows_from_ranks_and_cores_of_each_node():
+def test_cores_are_those_of_all_ranks_of_a_node_together():
     one = {"cores": (5,)}
     reports = [report("a"), report("a", cores=[3]), report("b", **one), report("b", **one)]
     reports += [report("c", **one), report("c", cores=[6]), report("c", cores=[7])]
-    assert [finding.found for finding in self_check._waiting(reports, None)] == [
-        "4 on each of 1 nodes, ranks there: 2; they would wait by yield",
-        "1 on each of 1 nodes, ranks there: 2; they would wait by backoff",
-        "3 on each of 1 nodes, ranks there: 3; they would wait by yield",
+    reports += [report("d", **one), report("d", **one)]
+    assert [finding.found for finding in self_check._cores(reports)] == [
+        "4 on one node, ranks there: 2",
+        "1 on each of 2 nodes, ranks there: 2; ranks share cores",
+        "3 on one node, ranks there: 3",
     ]
-    spin = parse_config({"transport": {"wait": "spin"}})
-    assert "wait by spin" in self_check._waiting(reports[:1], spin)[0].found
+    assert self_check._cores(reports[:1])[0].found.startswith("4 on this node")
 
 
 def test_an_environment_that_cannot_be_made_or_stepped_is_a_usage_error():
