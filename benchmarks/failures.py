@@ -1,4 +1,4 @@
-"""An exception in each role, at start-up, in the middle and at shut-down: how soon is the job over?
+"""An exception in each role of a Slurm job, at start, mid-run and shut-down: how soon is it over?
 
     python -m benchmarks.failures --json benchmarks/results/failures.json
     python -m benchmarks.failures --roles worker follower --json FILE   # keeps FILE's other roles
@@ -8,6 +8,7 @@ output and in the rank's log, no process is left, and the last checkpoint is goo
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -17,12 +18,14 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.batch_training import BatchTraining
 from hpcrl.run.checkpoint import list_checkpoints, load_latest
 from hpcrl.run.heartbeat import read_beats
 from hpcrl.run.metrics import read_metrics
 from hpcrl.run.run_dir import RunDir
-from tests.breaking_job import BREAK, PROGRAM, WORDS, broken_at
-from tests.job_runner import TrainingJob, status_of
+from slurm.testcluster import TestCluster
+from tests.breaking_job import BREAK, WORDS, broken_at
+from tests.job_runner import status_of
 from tests.small import merged
 
 PHASES = ("start-up", "mid-run", "shut-down")
@@ -77,13 +80,15 @@ def configuration(role: str, run_dir: Path) -> dict:
     )
 
 
-def break_job(folder: Path, role: str, phase: str) -> dict:
+def break_job(cluster: TestCluster, folder: Path, role: str, phase: str) -> dict:
     """Run a job, break it, and tell what was seen."""
     run_dir, config, name = folder / "run", folder / "job.yaml", ROLES[role][0]
     config.write_text(yaml.safe_dump(configuration(role, run_dir)))
     overrides = ("--stop.agent_steps", 2000) if phase == "shut-down" else ()
-    program, environment = (*PROGRAM, "train"), {"BREAK_AT": f"{name} {phase}"}
-    with TrainingJob(config, *overrides, program=program, env=environment) as job:
+    environment = {"BREAK_AT": f"{name}/{phase}"}
+    with BatchTraining(
+        cluster, config, *overrides, program="tests.breaking_job", env=environment
+    ) as job:
         if phase == "mid-run":
             job.wait_until(lambda: list_checkpoints(run_dir), "checkpoint", timeout_s=180.0)
             job.wait_until(lambda: read_metrics(run_dir), "metrics")
@@ -146,10 +151,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = kept(arguments.json, arguments.roles)
-    for role in arguments.roles:
-        for phase in PHASES:
+    with TestCluster(num_nodes=1, cpus=8) as cluster:
+        for role, phase in itertools.product(arguments.roles, PHASES):
             with tempfile.TemporaryDirectory() as folder:
-                rows.append(break_job(Path(folder), role, phase))
+                rows.append(break_job(cluster, Path(folder), role, phase))
             print(json.dumps(rows[-1]), flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(figures(rows), indent=2) + "\n")

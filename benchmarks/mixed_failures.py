@@ -1,4 +1,4 @@
-"""Environments that raise, give garbage, hang and crash, each about once a minute, in one run.
+"""Environments that raise, give garbage, hang and crash, each about once a minute, in a Slurm job.
 
     python -m benchmarks.mixed_failures --minutes 4 --json benchmarks/results/mixed_failures.json
 
@@ -15,11 +15,13 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.batch_training import BatchTraining
 from benchmarks.failing_envs import failures_in
 from benchmarks.rank_samples import RankSamples
 from hpcrl.run.heartbeat import read_beats
 from hpcrl.run.metrics import read_metrics
-from tests.job_runner import TrainingJob, status_of
+from slurm.testcluster import TestCluster
+from tests.job_runner import status_of
 
 ENVS, KINDS = 8, 4
 LOOK_S = 2.0
@@ -62,11 +64,13 @@ def main() -> int:
         config = Path(folder) / "job.yaml"
         config.write_text(yaml.safe_dump(configuration(run_dir, log, goal)))
         samples = RankSamples(warm_up_s=0.0, shortest_s=0.0)
-        with TrainingJob(config) as job:
-            while job.process.poll() is None:
+        with (
+            TestCluster(num_nodes=1, cpus=4) as cluster,
+            BatchTraining(cluster, config) as job,
+        ):
+            while (code := job.process.poll()) is None:
                 samples.look(read_beats(run_dir))
                 time.sleep(LOOK_S)
-            code = job.process.returncode
             time.sleep(5.0)
             left = len(job.processes())
         status, broke = status_of(run_dir), failures_in(log)

@@ -1,4 +1,4 @@
-"""An hour of everything that goes wrong: 12 ranks on few cores, failures at random, and no leaks.
+"""An hour of everything that goes wrong in Slurm jobs of 12 ranks on few cores, and no leaks.
 
     python -m benchmarks.soak --minutes 60 --json benchmarks/results/soak.json
 
@@ -6,7 +6,7 @@ Environments raise, give garbage, hang and crash all the time, each about once a
 minute or so an actor is killed (the run goes on without it), all stacks are asked for, or, where
 --folder is a small file system, it is filled up for a while. After some minutes the start ends: by
 a stop, by the death of a learner or inference rank, by a rank that stands still, or by an
-exception in any role; then the run is started again.
+exception in any role; then the run goes on in another job. `slurm/train_mpirun.sbatch` starts them.
 
 Claim: every start ends with the documented code and cause, the next one goes on from its
 checkpoint, memory and handles of every rank stay as they are after the warm-up, and nothing is left
@@ -28,13 +28,15 @@ from pathlib import Path
 import psutil
 import yaml
 
+from benchmarks.batch_training import BatchTraining
 from benchmarks.failing_envs import failures_in
 from benchmarks.rank_samples import RankSamples, files_below
 from hpcrl.run.checkpoint import load_latest
 from hpcrl.run.heartbeat import DIED, read_beats
 from hpcrl.run.metrics import read_metrics
-from tests.breaking_job import BREAK, PROGRAM, WORDS
-from tests.job_runner import TrainingJob, status_of
+from slurm.testcluster import TestCluster
+from tests.breaking_job import BREAK, WORDS
+from tests.job_runner import status_of
 
 SEGMENTS = "OMPI_MCA_btl_sm_backing_directory"
 LOOK_S = 10.0
@@ -44,7 +46,7 @@ FULL_S = 20.0
 START_S = 600.0  # at the lowest priority of a busy machine
 SMALL_BYTES = 2**30
 ENDS = ("stop", "kill learner", "kill inference", "stand still", "exception")
-CODES = {"stop": 75}  # all others: 70
+NO_FAILURE = (0, 2, 71, 75)
 
 
 def configuration(folder: Path, mean_s: float) -> dict:
@@ -82,7 +84,8 @@ def configuration(folder: Path, mean_s: float) -> dict:
 class Soak:
     """The run, its starts, and what was seen."""
 
-    def __init__(self, folder: Path, words: Path, minutes: float, seed: int):
+    def __init__(self, cluster: TestCluster, folder: Path, words: Path, minutes: float, seed: int):
+        self.cluster = cluster
         self.folder, self.run = folder, folder / "run"
         self.rng = random.Random(seed)
         self.begun_s = time.monotonic()
@@ -113,8 +116,12 @@ class Soak:
     def one_start(self, lasts_s: float, end: str) -> dict:
         """Train for a while with minor mishaps, then end it."""
         before = status_of(self.run).get("counters", {}).get("learner_steps", 0)
-        environment = {"TMPDIR": str(self.sessions)}
-        with TrainingJob(self.config, env=environment, program=(*PROGRAM, "train")) as job:
+        with BatchTraining(
+            *(self.cluster, self.config),
+            script="train_mpirun.sbatch",
+            program="tests.breaking_job",
+            env={"TMPDIR": str(self.sessions)},
+        ) as job:
             job.wait_until(lambda: self._is_up(len(self.starts)), "start", timeout_s=START_S)
             shared = Path(psutil.Process(read_beats(self.run)[0].pid).environ()[SEGMENTS])
             events = self._mishaps(job, time.monotonic() + lasts_s)
@@ -128,7 +135,7 @@ class Soak:
         cause = status["verdict"] if end != "exception" else output
         wanted = {"stop": "", "exception": WORDS, "stand still": victim}.get(end, "has died")
         ok = (
-            code == CODES.get(end, 70)
+            (code == 75 if end == "stop" else code not in NO_FAILURE)
             and wanted in cause
             and not left
             and not files_below(shared)
@@ -155,7 +162,7 @@ class Soak:
         status = status_of(self.run)
         return status.get("state") == "running" and status.get("restart") == restart
 
-    def _mishaps(self, job: TrainingJob, until_s: float) -> list[str]:
+    def _mishaps(self, job: BatchTraining, until_s: float) -> list[str]:
         events: list[str] = []
         next_s, next_look_s = time.monotonic() + EVERY_S, time.monotonic()
         while (now_s := time.monotonic()) < until_s:
@@ -202,7 +209,7 @@ class Soak:
         ballast.unlink()
         return f"file system full for {FULL_S:g} s"
 
-    def _end(self, job: TrainingJob, end: str) -> str:
+    def _end(self, job: BatchTraining, end: str) -> str:
         beats = [b for b in read_beats(self.run) if b.stage != DIED]
         if end == "stop":
             job.signal(signal.SIGTERM)
@@ -244,7 +251,7 @@ class Soak:
         return figures
 
 
-def _left(job: TrainingJob) -> list[str]:
+def _left(job: BatchTraining) -> list[str]:
     """Processes of the job that are still there half a minute after it."""
     end_s = time.monotonic() + 30.0
     while job.processes() and time.monotonic() < end_s:
@@ -269,11 +276,14 @@ def main() -> int:
         if arguments.json:
             arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
+    if arguments.folder:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
         tempfile.TemporaryDirectory() as words,
+        TestCluster(num_nodes=1, cpus=12) as cluster,
     ):
-        soak = Soak(Path(folder), Path(words), arguments.minutes, arguments.seed)
+        soak = Soak(cluster, Path(folder), Path(words), arguments.minutes, arguments.seed)
         soak.go(note)
         figures = soak.figures()
     print(json.dumps({k: v for k, v in figures.items() if k not in ("starts", "ranks")}, indent=2))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from env_wrappers import pipe_messages as messages
-from env_wrappers.errors import EnvError
 
 _CLOSE_S = 5.0
 _LOOK_S = 0.5
@@ -88,29 +87,32 @@ class ChildProcess:
       pid: of the process, and of its group.
 
     Raises:
-      EnvError: the interpreter can't be started.
+      OSError: it can't be started.
     """
 
     def __init__(self, python: str, foreign: bool):
-        self.memory = os.memfd_create("hpcrl-environments", os.MFD_CLOEXEC)
-        their_commands, self._commands = os.pipe()
-        self._answers, their_answers = os.pipe()
-        their_life, self._life = os.pipe()
-        theirs = (their_commands, their_answers, self.memory, their_life)
-        package = str(Path(__file__).resolve().parent)
-        command = [python, "-u", "-c", _PROGRAM, *map(str, theirs), package]
+        opened: list[int] = []
         try:
+            opened.append(os.memfd_create("hpcrl-environments", os.MFD_CLOEXEC))
+            for _ in range(3):
+                opened += os.pipe()
+            self.memory, *pipes = opened
+            their_commands, self._commands, self._answers, their_answers, their_life, self._life = (
+                pipes
+            )
+            theirs = (their_commands, their_answers, self.memory, their_life)
+            package = str(Path(__file__).resolve().parent)
             self._process = subprocess.Popen(
-                command,
+                [python, "-u", "-c", _PROGRAM, *map(str, theirs), package],
                 stdin=subprocess.DEVNULL,
                 pass_fds=theirs,
                 start_new_session=True,
                 env=child_environment(os.environ, foreign),
             )
-        except OSError as error:
-            for descriptor in (*theirs, self._commands, self._answers, self._life):
+        except OSError:
+            for descriptor in opened:
                 os.close(descriptor)
-            raise EnvError(f"env.python: {python} can't be started: {error.strerror}") from None
+            raise
         for descriptor in (their_commands, their_answers, their_life):
             os.close(descriptor)
         self.pid = self._process.pid

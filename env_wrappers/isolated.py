@@ -26,6 +26,7 @@ from env_wrappers.errors import ActionError, EnvError, EnvFailure
 from env_wrappers.step_memory import StepMemory, memory_nbytes
 
 _HOUR_S = 3600.0
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,11 @@ class IsolatedBatch(EnvBatch):
     def _start(self) -> _Failure | None:
         """Start a child that makes the environments."""
         foreign = bool(self._isolation.python)
-        self._child = ChildProcess(self._isolation.python or sys.executable, foreign)
+        python = self._isolation.python or sys.executable
+        try:
+            self._child = ChildProcess(python, foreign)
+        except OSError as error:
+            return _Failure("died", f"env.python: {python} can't be started: {error.strerror}")
         request = {
             "name": self._name,
             "num_envs": self.num_envs,
@@ -139,7 +144,10 @@ class IsolatedBatch(EnvBatch):
             return _Failure("garbage", "its spaces are others than before")
         self.spec = answer
         nbytes = memory_nbytes(answer, self.num_envs)
-        buffer = mmap.mmap(self._child.memory, nbytes)
+        try:
+            buffer = mmap.mmap(self._child.memory, nbytes)
+        except OSError as error:
+            return _Failure("died", f"can't share {nbytes} bytes with it: {error.strerror}")
         self._memory = StepMemory(buffer, answer, self.num_envs)
         return None
 
@@ -178,6 +186,8 @@ class IsolatedBatch(EnvBatch):
             self._end()
             self._count(found)
             found = self._start() or self._command(messages.RESET)
+            if self._child is None:  # the node has no process, memory or descriptor to spare
+                time.sleep(_PAUSE_S)
         first = self._memory.read()
         return first._replace(restarted=np.ones(self.num_envs, np.bool_))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def main() -> None:
 
 
 def _fail(error: Exception, code: int) -> None:
-    print(f"hpcrl: {error}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the code counts where nothing can be written
+        print(f"hpcrl: {error}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -172,31 +174,66 @@ def submit(
         overrides,
         sbatch,
     )
-    home = Path(hpcrl.__file__).resolve().parents[1]
-    sys.exit(submit_command(request, home, dry_run or not really))
+    package = Path(hpcrl.__file__).resolve().parents[1]
+    sys.exit(submit_command(request, package, dry_run or not really))
 
 
 @main.command()
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--exit-code", required=True, type=int, help="Of the launch that has ended.")
+@click.option("--exit-code", type=int, default=None, help="Of the launch that has ended.")
+@click.option("--lost", is_flag=True, help="Before the first launch after a requeue instead.")
 @click.option("--job", default="", help="Only launches of the same job count.")
+@click.option("--requeues", default=0, show_default=True, help="Of this job so far.")
 @click.option("--max-restarts", default=100, show_default=True)
 @click.option("--max-fruitless", default=2, show_default=True)
-def verdict(run: Path, exit_code: int, job: str, max_restarts: int, max_fruitless: int) -> None:
+def verdict(
+    run: Path,
+    exit_code: int | None,
+    lost: bool,
+    job: str,
+    requeues: int,
+    max_restarts: int,
+    max_fruitless: int,
+) -> None:
     """For batch scripts: say what to do after a launch of RUN has ended.
 
     Prints done, again, requeue or stop, and the exit code for the script.
     """
     from hpcrl.run.run_dir import RunDirError
-    from hpcrl.run.verdict import judge_run
+    from hpcrl.run.verdict import judge_lost, judge_run
 
+    if (exit_code is None) != lost:
+        raise click.UsageError("give either --exit-code or --lost")
     try:
-        result = judge_run(run, exit_code, job, max_restarts, max_fruitless)
+        if exit_code is None:
+            result = judge_lost(run, job, max_restarts, max_fruitless, requeues)
+        else:
+            result = judge_run(run, exit_code, job, max_restarts, max_fruitless, requeues)
     except RunDirError as error:
         _fail(error, exit_codes.INTERNAL)
         return
-    print(f"hpcrl: {result.action}: {result.reason}", file=sys.stderr, flush=True)
-    print(result.action, result.exit_code)
+    # First what the script acts on: the job's output may be on a file system that is full.
+    print(result.action, result.exit_code, flush=True)
+    with contextlib.suppress(OSError):
+        print(f"hpcrl: {result.action}: {result.reason}", file=sys.stderr, flush=True)
+
+
+@main.command(context_settings=_PASS_THROUGH)
+@click.argument("key")
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+def value(key: str, config: str, overrides: tuple[str, ...]) -> None:
+    """For batch scripts: print the value of KEY, such as run.dir, under CONFIG and its options."""
+    from hpcrl.config.load import ConfigError, flatten, load_config, to_dict
+
+    try:
+        values = flatten(to_dict(load_config(config, overrides)))
+        if key not in values:
+            raise ConfigError(f"no key {key!r} has one value; docs/configuration.md has them all")
+    except ConfigError as error:
+        _fail(error, exit_codes.USAGE)
+        return
+    print(values[key])
 
 
 @main.command(name="eval")

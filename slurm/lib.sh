@@ -4,14 +4,15 @@
 #   HPCRL_HOME            hpcrl's checkout; default: the directory of submission
 #   HPCRL_PYTHON          Python with hpcrl; default: $HPCRL_HOME/.venv/bin/python
 #   HPCRL_SITE            site file: a path, or a name in slurm/sites/
-#   HPCRL_RUN_DIR         run directory; default: runs/CONFIG-JOB (or --run.dir on the command line);
-#                         for tasks of an array, a folder in it for each
+#   HPCRL_RUN_DIR         run directory; --run.dir on the command line comes before it, CONFIG's after
+#                         it; default: runs/CONFIG-JOB; for tasks of an array, a folder in it for each
 #   HPCRL_SRUN_MPI        srun's --mpi, where the site's default is not the right one
 #   HPCRL_MAX_RESTARTS    restarts of one job, in its allocation or by requeue; default 100
 #   HPCRL_MAX_FRUITLESS   starts in a row without a newer checkpoint, then it stops; default 2
 #   HPCRL_REQUEUE         0: never requeue (a chain of jobs goes on by itself); default 1
 
-hpcrl_say() { echo "hpcrl batch [$(date +%FT%T)]: $*" >&2; }
+# Nothing that the job does may depend on what it can say: its output can be on a full file system.
+hpcrl_say() { echo "hpcrl batch [$(date +%FT%T)]: $*" >&2 || :; }
 
 # hpcrl_prepare CONFIG [OPTION ...]: sets HPCRL_RUN_DIR and HPCRL_COMMAND.
 hpcrl_prepare() {
@@ -33,8 +34,10 @@ hpcrl_prepare() {
 
     for argument in "$@"; do
         [ "$previous" = --run.dir ] && HPCRL_RUN_DIR=$argument
+        case $argument in --run.dir=*) HPCRL_RUN_DIR=${argument#*=} ;; esac
         previous=$argument
     done
+    HPCRL_RUN_DIR=${HPCRL_RUN_DIR:-$(hpcrl_value run.dir "$@")}
     # The same over all requeues, so a job that Slurm restarts by itself finds its run again.
     local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     local stem=${config##*/}
@@ -43,6 +46,7 @@ hpcrl_prepare() {
     HPCRL_RUN_DIR=${HPCRL_RUN_DIR:-runs/${stem%.*}-${job:-$SLURM_JOB_ID}}
     mkdir -p "$HPCRL_RUN_DIR" || { hpcrl_say "can't create $HPCRL_RUN_DIR"; exit 2; }
 
+    HPCRL_ARGUMENTS=("$@")
     # -m mpi4py: an exception on one rank ends all ranks, instead of leaving them waiting.
     HPCRL_COMMAND=("$HPCRL_PYTHON" -u -m mpi4py -m hpcrl train "$@" --run.dir "$HPCRL_RUN_DIR")
     HPCRL_LAUNCHER_PID=''
@@ -61,6 +65,10 @@ hpcrl_prepare() {
         "ends ${HPCRL_JOB_END:-unknown}, run $HPCRL_RUN_DIR"
 }
 
+# hpcrl_value KEY CONFIG [OPTION ...]: the configured value; nothing of a configuration that can't be
+# read, of which the launch says what is wrong.
+hpcrl_value() { "$HPCRL_PYTHON" -m hpcrl value "$@" 2>/dev/null || :; }
+
 # hpcrl_srun [OPTION ...]: one step over the allocation.
 hpcrl_srun() {
     # --wait: else a dead rank's peers could wait until the wall limit. Not --kill-on-bad-exit: the
@@ -75,18 +83,48 @@ hpcrl_run() {
     # gets it. A trap that requeued at once would kill the step before its checkpoint.
     trap 'hpcrl_forward' USR2 TERM
     local code verdict
+    # What Slurm itself requeued, as a node failed, is a restart like any other.
+    if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+        verdict=$(hpcrl_verdict --lost) || verdict=again
+        case $verdict in stop*) exit "${verdict##* }" ;; esac
+    fi
     while :; do
         code=0
         hpcrl_launch "$@" || code=$?
-        verdict=$("$HPCRL_PYTHON" -m hpcrl verdict "$HPCRL_RUN_DIR" --exit-code "$code" \
-            --job "$SLURM_JOB_ID" --max-restarts "${HPCRL_MAX_RESTARTS:-100}" \
-            --max-fruitless "${HPCRL_MAX_FRUITLESS:-2}") || verdict="stop $code"
+        verdict=$(hpcrl_verdict --exit-code "$code") || verdict="stop $code"
         case $verdict in
-            again*) hpcrl_is_running || { hpcrl_say "job is at its end"; exit "$code"; } ;;
-            requeue*) hpcrl_requeue ;;
+            again*)
+                hpcrl_is_running || { hpcrl_say "job is at its end"; exit "$code"; }
+                hpcrl_fit || hpcrl_requeue "${verdict##* }"
+                ;;
+            requeue*) hpcrl_requeue "${verdict##* }" ;;
             *) exit "${verdict##* }" ;;
         esac
     done
+}
+
+# hpcrl_verdict OPTION ...: prints what to do and an exit code.
+hpcrl_verdict() {
+    "$HPCRL_PYTHON" -m hpcrl verdict "$HPCRL_RUN_DIR" "$@" --job "$SLURM_JOB_ID" \
+        --requeues "${SLURM_RESTART_COUNT:-0}" --max-restarts "${HPCRL_MAX_RESTARTS:-100}" \
+        --max-fruitless "${HPCRL_MAX_FRUITLESS:-2}"
+}
+
+# Before a launch in a job that has lost a node, which --no-kill keeps: as many ranks as it still has
+# room for. Fails where they are too few for the configuration.
+hpcrl_fit() {
+    local nodes ranks=${SLURM_NTASKS_PER_NODE:-}
+    nodes=$(squeue -h -j "$SLURM_JOB_ID" -o %D 2>/dev/null | head -n 1) || return 0
+    [ "${nodes:-$SLURM_JOB_NUM_NODES}" -lt "$SLURM_JOB_NUM_NODES" ] || return 0
+    hpcrl_say "$nodes of $SLURM_JOB_NUM_NODES nodes are left"
+    case $ranks in '' | *[!0-9]*) return 1 ;; esac
+    "$HPCRL_PYTHON" -m hpcrl plan "${HPCRL_ARGUMENTS[@]}" --nodes "$nodes" --ranks-per-node "$ranks" \
+        --gpus-per-node "${SLURM_GPUS_ON_NODE:-0}" >/dev/null || return 1
+    SLURM_JOB_NODELIST=$(squeue -h -j "$SLURM_JOB_ID" -o %N | head -n 1) || return 1
+    # srun takes its defaults from these, and refuses those of nodes that are gone.
+    export SLURM_JOB_NODELIST SLURM_NODELIST=$SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES=$nodes
+    export SLURM_NNODES=$nodes SLURM_NTASKS=$((nodes * ranks)) SLURM_NPROCS=$((nodes * ranks))
+    export SLURM_TASKS_PER_NODE="$ranks(x$nodes)"
 }
 
 # In the background, as bash runs a trap only between commands, or while it waits.
@@ -114,23 +152,25 @@ hpcrl_is_running() {
     esac
 }
 
+# hpcrl_requeue CODE: the code is for where there is no requeue: 75 after a stop, else the failure's.
 # Only once the launcher has ended: `scontrol requeue` kills a running step at once.
 hpcrl_requeue() {
+    local how="submit again with HPCRL_RUN_DIR=$HPCRL_RUN_DIR to go on"
+    [ "$1" = 75 ] && how="the checkpoint is safe; $how"
     if [ "${HPCRL_REQUEUE:-1}" = 0 ]; then
-        hpcrl_say "HPCRL_REQUEUE is 0: the run goes on when it is submitted again"
-        exit 75
+        hpcrl_say "HPCRL_REQUEUE is 0, not requeued: $how"
+        exit "$1"
     fi
-    hpcrl_is_running || { hpcrl_say "the job was cancelled or is over: not requeued"; exit 75; }
+    hpcrl_is_running || { hpcrl_say "the job was cancelled or is over: not requeued"; exit "$1"; }
     # The task of an array, not the whole array.
     local job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     job=${job:-$SLURM_JOB_ID}
     hpcrl_say "requeues job $job"
     if ! scontrol requeue "$job"; then
-        hpcrl_say "can't requeue job $job (no scontrol here, or the site forbids it): the" \
-            "checkpoint is safe; submit again with HPCRL_RUN_DIR=$HPCRL_RUN_DIR to go on"
-        exit 75
+        hpcrl_say "can't requeue job $job (no scontrol here, or the site forbids it): $how"
+        exit "$1"
     fi
     # Slurm ends this shell; returning would launch the next step into the dying allocation.
     sleep 300
-    exit 75
+    exit "$1"
 }

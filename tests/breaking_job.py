@@ -2,7 +2,7 @@
 
     python -m tests.breaking_job train CONFIG [--section.key VALUE ...]
 
-BREAK_AT says where, such as "actor start-up" or "learner shut-down": in the role's first rank.
+BREAK_AT says where, such as "actor/start-up" or "learner/shut-down": in the role's first rank.
 SIGRTMIN+1 breaks any rank in the middle of whatever it does. The time is told on stderr.
 """
 
@@ -51,7 +51,7 @@ def install(role, phase):
 if __name__ == "__main__":
     if is_launched():
         signal.signal(BREAK, break_down)
-        role, _, phase = os.environ.get("BREAK_AT", "").partition(" ")
+        role, _, phase = os.environ.get("BREAK_AT", "").partition("/")
         install(role, phase)
     else:
         local_launch.mpirun_command = partial(local_launch.mpirun_command, program=PROGRAM)

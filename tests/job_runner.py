@@ -7,12 +7,11 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from tests.mpi_runner import ROOT
-
-_MARK = "HPCRL_TEST_JOB"
 
 
 class TrainingJob:
@@ -20,6 +19,9 @@ class TrainingJob:
 
     Use it as a context manager: whatever is left of the job at the end is killed.
     """
+
+    _MARK = "HPCRL_TEST_JOB"
+    process: Any
 
     def __init__(self, config, *overrides, env=None, program=("-m", "hpcrl", "train"), cwd=ROOT):
         self._mark = uuid.uuid4().hex
@@ -37,7 +39,7 @@ class TrainingJob:
                     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                     "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-                    _MARK: self._mark,
+                    self._MARK: self._mark,
                     **(env or {}),
                 },
             )
@@ -59,7 +61,7 @@ class TrainingJob:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(_MARK) == self._mark:
+                if process.environ().get(self._MARK) == self._mark:
                     found.append(process)
             except (psutil.Error, OSError):
                 continue

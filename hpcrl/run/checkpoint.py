@@ -204,9 +204,11 @@ def remove_partial(run_dir: Path) -> None:
 def partial_bytes(run_dir: Path) -> int:
     """Return how many bytes of a checkpoint that is being written have reached its files."""
     total = 0
-    for path in (run_dir / CHECKPOINTS).glob("tmp-step-*/*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
+    # What is listed may be gone before it is looked at, a folder as well as a file.
+    with contextlib.suppress(OSError):
+        for path in (run_dir / CHECKPOINTS).glob("tmp-step-*/*"):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
     return total
 
 

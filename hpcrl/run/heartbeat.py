@@ -60,7 +60,11 @@ def read_beats(run_dir: Path, restart: int | None = None) -> list[Beat]:
     """Return the newest beat of every rank of one start (None: of the newest), by rank."""
     beats: list[Beat] = []
     dead: set[tuple[int, int]] = set()
-    for path in sorted(beats_folder(run_dir).glob("node-*")):
+    try:
+        paths = sorted(beats_folder(run_dir).glob("node-*"))
+    except OSError:
+        return []
+    for path in paths:
         try:
             lines = path.read_bytes().splitlines()
         except OSError:

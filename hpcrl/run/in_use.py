@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -64,9 +65,8 @@ def _alive(run_dir: Path) -> dict[int, Beat]:
 def _age_s(run_dir: Path) -> float:
     """Seconds since the newest beat was written."""
     written_s = []
-    for path in beats_folder(run_dir).glob("node-*"):
-        try:
-            written_s.append(path.stat().st_mtime)
-        except OSError:
-            continue  # replaced just now
+    with contextlib.suppress(OSError):
+        for path in beats_folder(run_dir).glob("node-*"):
+            with contextlib.suppress(OSError):  # replaced just now
+                written_s.append(path.stat().st_mtime)
     return time.time() - max(written_s, default=time.time())

@@ -13,6 +13,7 @@ is not newer than its checkpoint: the replay may be a little older than the para
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -159,9 +160,10 @@ class ReplayCheckpoint:
             # The root cast the vote after it had written the record.
             self._write, self._kept_steps = None, self._steps
             if self._is_root:
-                for path in self._records.glob("step-*.json"):
-                    if path.stem != _step_name(self._steps):
-                        path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # what stays is removed after the next set
+                    for path in self._records.glob("step-*.json"):
+                        if path.stem != _step_name(self._steps):
+                            path.unlink(missing_ok=True)
             self._remove_all_but([self._steps])
             return
         if agreed["replay_unwritten"] or not checkpoint_durable:
@@ -276,9 +278,10 @@ class ReplayCheckpoint:
         """Remove files of other sets; one learner of those that see them."""
         if self._rank == self._sharers(self._kind)[0]:
             kept = {_step_name(step) for step in steps}
-            for folder in self._folder.glob("step-*"):
-                if folder.is_dir() and folder.name not in kept:
-                    shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                for folder in self._folder.glob("step-*"):
+                    if folder.is_dir() and folder.name not in kept:
+                        shutil.rmtree(folder, ignore_errors=True)
 
     def _say(self, text: str) -> None:
         print(f"{self._label}: {text}", flush=True)

@@ -139,7 +139,8 @@ def open_run(path: str | Path, config_yaml: str, config_hash: str, resume: str) 
     restart = int((previous or {}).get("restart", 0)) + 1 if held else 0
     messages += _rewind(run, checkpoint)
     messages.append(_opening(run, restart, checkpoint))
-    _write_config(run, config_yaml, config_hash, restart - 1)
+    # Before the configuration: a run that says `done` beside new stop conditions would be refused
+    # as finished by them.
     run.write_status(
         {
             "state": "starting",
@@ -150,6 +151,7 @@ def open_run(path: str | Path, config_yaml: str, config_hash: str, resume: str) 
             "hpcrl_version": hpcrl.__version__,
         }
     )
+    _write_config(run, config_yaml, config_hash, restart - 1)
     return OpenedRun(run, restart, checkpoint, tuple(messages), previous)
 
 

@@ -7,6 +7,7 @@ behind the 75 of the others. STATUS.json and the checkpoints that are there deci
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,10 @@ Action = Literal["done", "again", "requeue", "stop"]
 
 ATTEMPTS = "attempts.jsonl"
 
+_KILLED = 137
+_LINGER_S = 60.0
+"""How long ranks may be at work after their launcher's end; srun waits as long for the last one."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -32,11 +37,13 @@ class Attempt:
       job: Slurm's job, the same over its requeues.
       exit_code: of the launcher.
       checkpoint_step: learner step of the newest checkpoint; -1: there is none.
+      requeues: how often the job had been requeued when it was launched.
     """
 
     job: str
     exit_code: int
     checkpoint_step: int
+    requeues: int = 0
 
 
 class Verdict(NamedTuple):
@@ -76,6 +83,8 @@ def judge(
         return Verdict("done", code, str(status.get("verdict", "done")))
     if code in (exit_codes.USAGE, exit_codes.LAUNCH):
         return Verdict("stop", code, f"exit code {code}: it would fail again in the same way")
+    if code == exit_codes.STORAGE:
+        return Verdict("stop", code, f"exit code {code}: the run directory can't be written")
     if code == exit_codes.ENVIRONMENTS:
         return Verdict(
             "stop", code, f"exit code {code}: environments failed too often, see the job's output"
@@ -110,22 +119,60 @@ def _fruitless(attempts: Sequence[Attempt]) -> int:
 
 
 def judge_run(
-    path: Path, exit_code: int, job: str, max_restarts: int, max_fruitless: int
+    path: Path,
+    exit_code: int,
+    job: str,
+    max_restarts: int,
+    max_fruitless: int,
+    requeues: int = 0,
 ) -> Verdict:
     """Note the end of a launch in RUN/attempts.jsonl and return what to do now.
 
     Only launches of the same job count: who submits again by hand has looked at the run.
 
+    Args:
+      path: the run directory.
+      exit_code: of the launcher.
+      job: Slurm's job.
+      max_restarts: as `judge`.
+      max_fruitless: as `judge`.
+      requeues: how often the job has been requeued so far.
+
     Raises:
       RunDirError: the run's files can't be read or written.
     """
-    # A launch that was refused because another one works here has no say about that one.
-    if exit_code != exit_codes.USAGE or not ranks_at_work(path):
-        RunDir(path).settle_failure(f"the launch ended with exit code {exit_code}")
+    # The ranks of this launch may live a little longer than their launcher. Others are at work
+    # where this launch never got as far as to see them: it has no say about their run.
+    end_s = time.monotonic() + _LINGER_S
+    while exit_code not in (exit_codes.DONE, exit_codes.REQUEUE) and ranks_at_work(path):
+        if exit_code == exit_codes.USAGE or time.monotonic() > end_s:
+            why = f"another start is at work in {path}; this launch ended with {exit_code}"
+            return Verdict("stop", exit_code, why)
+    RunDir(path).settle_failure(f"the launch ended with exit code {exit_code}")
+    return _judge_next(path, exit_code, job, max_restarts, max_fruitless, requeues)
+
+
+def judge_lost(
+    path: Path, job: str, max_restarts: int, max_fruitless: int, requeues: int
+) -> Verdict:
+    """Before the first launch after a requeue: count the start before if nobody did.
+
+    It has left no record where Slurm itself requeued the job, as a node failed or another job took
+    its place. The arguments are those of `judge_run`; it raises what that raises.
+    """
+    if any(a.job == job and a.requeues == requeues - 1 for a in read_attempts(path)):
+        return Verdict("again", exit_codes.DONE, "the start before was counted at its end")
+    return _judge_next(path, _KILLED, job, max_restarts, max_fruitless, requeues - 1)
+
+
+def _judge_next(
+    path: Path, exit_code: int, job: str, max_restarts: int, max_fruitless: int, requeues: int
+) -> Verdict:
+    """Judge with this launch added to those that are known."""
     status = RunDir(path).read_status() or {}
     checkpoints = list_checkpoints(path)
-    attempt = Attempt(job, exit_code, checkpoints[0][0] if checkpoints else -1)
-    known = _read(path / ATTEMPTS)
+    attempt = Attempt(job, exit_code, checkpoints[0][0] if checkpoints else -1, requeues)
+    known = read_attempts(path)
     start = max((a.checkpoint_step for a in known if a.job != job), default=-1)
     # What earlier jobs had reached is no progress of this one.
     attempts = [Attempt(job, 0, start)] if start >= 0 else []
@@ -135,7 +182,13 @@ def judge_run(
     return verdict
 
 
-def _read(path: Path) -> list[Attempt]:
+def read_attempts(run_dir: Path) -> list[Attempt]:
+    """Return the launches of a run that have been judged, oldest first.
+
+    Raises:
+      RunDirError: they can't be read.
+    """
+    path = run_dir / ATTEMPTS
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -147,8 +200,8 @@ def _read(path: Path) -> list[Attempt]:
     for line in lines:
         try:
             record = json.loads(line)
-            attempts.append(Attempt(**{name: record[name] for name in names}))
-        except (ValueError, KeyError, TypeError):
+            attempts.append(Attempt(**{name: record[name] for name in names if name in record}))
+        except (ValueError, TypeError):
             continue  # cut short when the disk was full
     return attempts
 
@@ -158,8 +211,11 @@ def _append(path: Path, attempt: Attempt, verdict: Verdict) -> None:
     # The verdict's exit code is for the script; the launch's own is kept.
     record["exit_code"] = attempt.exit_code
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        with path.open("ab+") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+            # A line that was cut short must not take this one with it.
+            cut = file.read(1) not in (b"", b"\n")
+            file.write(b"\n" * cut + json.dumps(record).encode() + b"\n")
     except OSError as error:
         raise RunDirError(
             f"can't write {path} ({reason(error)}): restarts could not be counted, so the job ends"

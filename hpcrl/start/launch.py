@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,7 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
     )
     log_to(seat.run_dir, link.rank, seat.restart)
     offers = [f["memory"] for f in facts]
+    faulthandler.cancel_dump_traceback_later()  # what the start was limited by
     watchdog = start_watchdog(seat, labels[link.rank], memory, offers)
     return Start(seat, signal, opened.checkpoint if opened else None, labels, watchdog, memory)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +51,13 @@ class JobRequest:
     sbatch: tuple[str, ...] = ()
 
 
-def render(request: JobRequest, home: str) -> str:
+def render(request: JobRequest, home: str, python: str = "") -> str:
     """Return the batch script; it depends on nothing else than its arguments.
 
     Args:
       request: what the user asks for.
       home: hpcrl's checkout on the cluster, where slurm/lib.sh is.
+      python: interpreter with hpcrl; empty: the one of the checkout.
 
     Raises:
       SubmitError: a number, the time or an option can't be used.
@@ -71,11 +73,14 @@ def render(request: JobRequest, home: str) -> str:
         f"--time={request.time}",
         f"--signal=USR2@{request.lead_s}",
         "--requeue",
+        "--no-kill",
         "--open-mode=append",
         *request.sbatch,
     ]
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
     lines += ["set -euo pipefail", "", f"export HPCRL_HOME={shlex.quote(home)}"]
+    if python:
+        lines.append(f"export HPCRL_PYTHON={shlex.quote(python)}")
     if request.site:
         lines.append(f"export HPCRL_SITE={shlex.quote(request.site)}")
     arguments = shlex.join([request.config, *request.overrides])
@@ -84,17 +89,36 @@ def render(request: JobRequest, home: str) -> str:
 
 
 def _check(request: JobRequest) -> None:
-    for name in ("nodes", "ranks_per_node", "cpus_per_rank"):
-        if getattr(request, name) < 1:
-            raise SubmitError(f"{name} must be at least 1, got {getattr(request, name)}")
+    least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "lead_s": 1}
+    for name, bound in least.items():
+        if getattr(request, name) < bound:
+            raise SubmitError(f"{name} must be at least {bound}, got {getattr(request, name)}")
     if not _TIME.fullmatch(request.time):
         raise SubmitError(
             f"time {request.time!r} is no time of sbatch: give minutes, H:MM:SS or D-HH"
+        )
+    limit_s = _seconds(request.time)
+    if not limit_s:
+        raise SubmitError(f"time {request.time!r} is no limit in which anything could be trained")
+    if request.lead_s >= limit_s:
+        raise SubmitError(
+            f"lead_s {request.lead_s} is not below the wall limit {request.time} ({limit_s} s): "
+            "the job would be asked to stop as soon as it starts"
         )
     for option in request.sbatch:
         # A line break would end the line of options and begin the script.
         if not option.startswith("-") or "\n" in option:
             raise SubmitError(f"{option!r} is no option of sbatch, such as --partition=gpu")
+
+
+def _seconds(time: str) -> int:
+    """A time of sbatch: M, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not dash:
+        parts = [0] * (len(parts) < 3) + parts  # minutes come first
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _check_site(site: str, home: Path) -> None:
@@ -106,11 +130,38 @@ def _check_site(site: str, home: Path) -> None:
         raise SubmitError(f"no site file {path}: give a path with a slash, or one of {names}")
 
 
-def submit_command(request: JobRequest, home: Path, dry_run: bool) -> int:
+def find_home(environ: Mapping[str, str], package: Path) -> Path:
+    """Return the folder with hpcrl's slurm/.
+
+    That is HPCRL_HOME; else the checkout that runs, where an offline installation has it, or the
+    current folder.
+
+    Args:
+      environ: variables.
+      package: folder in which the package is: a checkout, or where packages are installed.
+
+    Raises:
+      SubmitError: none of them has it.
+    """
+    named = environ.get("HPCRL_HOME")
+    places = [Path(named)] if named else [package, Path(sys.prefix, "share", "hpcrl"), Path.cwd()]
+    for place in places:
+        if (place / "slurm" / "lib.sh").is_file():
+            return place.resolve()
+    raise SubmitError(
+        f"no slurm/lib.sh in {' or '.join(map(str, places))}: batch scripts need hpcrl's slurm/ "
+        "folder; give the folder that holds it as HPCRL_HOME"
+    )
+
+
+def submit_command(request: JobRequest, package: Path, dry_run: bool) -> int:
     """Show the script; submit it unless `dry_run`. Return the exit code."""
     try:
+        home = find_home(os.environ, package)
         _check_site(request.site, home)
-        script = render(request, str(home))
+        own = os.access(home / ".venv" / "bin" / "python", os.X_OK)
+        python = os.environ.get("HPCRL_PYTHON", "" if own else sys.executable)
+        script = render(request, str(home), python)
     except SubmitError as error:
         print(f"hpcrl: {error}", file=sys.stderr)
         return exit_codes.USAGE

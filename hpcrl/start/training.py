@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import math
 import os
@@ -21,12 +22,15 @@ from hpcrl.config.load import ConfigError, load_config
 from hpcrl.config.root import Config
 from hpcrl.layouts import check_layout
 from hpcrl.node.slurm_env import LaunchError, is_launched, parse_time_unix_s, survives_deaths
-from hpcrl.run.in_use import check_free
+from hpcrl.run.in_use import check_free, ranks_at_work
 from hpcrl.run.resume import RunIsDone, check_not_done
 from hpcrl.run.run_dir import RunDir, RunDirError
 from hpcrl.run.stopping import StopSignal
 from hpcrl.topology import TopologyError, local_world_size
 
+_START_S = 900.0
+"""Longest wait for all ranks to come to MPI and to open the run; in a large job thousands of
+processes import the same files at once."""
 _GRACE_S = 3.0
 """How long a rank stays where others may die, for its last messages to be taken in."""
 
@@ -144,7 +148,8 @@ def train_command(path: str, overrides: Sequence[str]) -> int:
     command = mpirun_command(mpirun, ranks, arguments, fault_tolerant=tolerant)
     code = run_mpirun(command, ranks, lambda: _code_of(RunDir(config.run.dir)))
     with contextlib.suppress(RunDirError):
-        RunDir(config.run.dir).settle_failure(f"mpirun ended with exit code {code}")
+        if not ranks_at_work(Path(config.run.dir)):  # of another start, which came first
+            RunDir(config.run.dir).settle_failure(f"mpirun ended with exit code {code}")
     return code
 
 
@@ -162,6 +167,9 @@ def _rank(path: str, overrides: Sequence[str]) -> NoReturn:
     """This process is one rank: any failure that the others can't know of ends the job."""
     stop_signal = StopSignal()
     stop_signal.install()
+    # Until the watchdog runs, no wait inside MPI has an end of its own: a rank that never comes, as
+    # its node hangs in an import, would keep all others. This needs neither MPI nor Python's lock.
+    faulthandler.dump_traceback_later(_START_S, exit=True)
     # Before any other import of mpi4py: nothing here may start MPI with other settings.
     from hpcrl.comm.transport import MpiLink, abort, finalize
 

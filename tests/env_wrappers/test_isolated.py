@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -193,6 +194,24 @@ def test_what_cannot_be_made_is_told(name, options, message):
 def test_an_interpreter_that_is_none_is_told(python, message):
     with pytest.raises(EnvError, match=message):
         isolated("gym:CartPole-v1", python=python)
+
+
+def test_a_node_that_cannot_start_a_process_for_a_while_is_waited_for(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    envs = isolated("gym:CartPole-v1", python=str(python))
+    envs.reset()
+    python.chmod(0o644)
+    back = threading.Timer(1.5, python.chmod, (0o755,))
+    back.start()
+    for child in children():
+        child.kill()
+    assert envs.step(np.zeros((2, 1), np.int32)).restarted.all()
+    back.join()
+    # Its end, and starts at once and a second later.
+    assert envs.failures == {"raised": 0, "garbage": 0, "hung": 0, "died": 3}
+    envs.close()
 
 
 @pytest.mark.parametrize("broken", ["import sys\nsys.version_info = (3, 8, 1)\n", ""])

@@ -38,7 +38,7 @@ def test_an_exception_ends_the_job_with_its_traceback_and_the_last_checkpoint(
         checkpoint={"every_s": 0.5},
         stop={"agent_steps": goal},
     )
-    environment = {"BREAK_AT": f"{role} {phase}"}
+    environment = {"BREAK_AT": f"{role}/{phase}"}
     with TrainingJob(config, program=(*PROGRAM, "train"), env=environment) as job:
         if phase == "mid-run":
             job.wait_until(lambda: list_checkpoints(run_dir), "checkpoint")

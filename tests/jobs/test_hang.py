@@ -11,6 +11,7 @@ import pytest
 from hpcrl.run.checkpoint import list_checkpoints
 from hpcrl.run.heartbeat import read_beats
 from hpcrl.run.metrics import read_metrics
+from hpcrl.start.local_launch import find_mpirun, launch_environment
 from tests.job_runner import TrainingJob, run_to_end, status_of
 from tests.jobs.test_end_to_end import BASE, SLOW, write_config
 from tests.mpi_runner import ROOT
@@ -99,6 +100,28 @@ def test_a_stopped_rank_is_named_and_the_job_ends_and_can_be_resumed(tmp_path, r
     status = status_of(run_dir)
     assert (status["state"], status["restart"]) == ("done", 1)
     assert status["resumed_learner_step"] > 0
+
+
+def test_a_rank_that_never_comes_to_mpi_does_not_keep_the_others(tmp_path):
+    """The other one waits inside MPI, where no rank's own code runs."""
+    config, run_dir = start(tmp_path)
+    program = (
+        "import sys; from hpcrl.start import training; training._START_S = 15.0; "
+        f"training.train_command({str(config)!r}, [])"
+    )
+    done = subprocess.run(
+        [
+            *(find_mpirun(), "--oversubscribe", "--bind-to", "none", "-n", "1"),
+            *(sys.executable, "-m", "mpi4py", "-c", program),
+            *(":", "-n", "1", "sleep", "100000"),
+        ],
+        capture_output=True, text=True, timeout=200, cwd=ROOT, check=False,
+        env=launch_environment(2),
+    )  # fmt: skip
+    assert done.returncode not in (0, 75)
+    assert "Timeout (0:00:15)!" in done.stderr
+    assert re.search(r'File ".*transport.py"', done.stderr)
+    assert not (run_dir / "STATUS.json").exists()
 
 
 def test_stacks_of_a_running_job_show_every_rank(tmp_path):

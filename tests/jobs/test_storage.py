@@ -164,3 +164,34 @@ def test_status_and_metrics_that_can_not_be_written_do_not_end_a_run(tmp_path, d
     book.report({})
     (record,) = read_metrics(tmp_path)
     assert record["failed_checkpoints"] == 0
+
+
+def test_the_copy_and_the_write_of_a_checkpoint_are_in_the_metrics_each_by_itself(tmp_path, disk):
+    """The learner stands still for the copy; the write goes on beside it."""
+    book = book_of(tmp_path, every_s=1000.0)
+
+    def slowly():
+        time.sleep(0.3)
+        return snapshot()
+
+    step(book)
+    book.checkpoint(slowly, {})
+    book._writer.wait()
+    book.report({})
+    record = read_metrics(tmp_path)[-1]
+    assert record["checkpoint_copy_s"] >= 0.3
+    assert 0 < record["checkpoint_write_s"] < record["checkpoint_copy_s"]
+
+
+@pytest.mark.parametrize(("write_s", "warned"), [(29.9, False), (30.1, True)])
+def test_a_lead_that_is_short_for_the_measured_checkpoint_is_said_once(
+    tmp_path, disk, capsys, write_s, warned
+):
+    """Of 120 s, twice the write and a minute are needed."""
+    book = book_of(tmp_path)
+    book._writer.write_s = write_s
+    for _ in range(2):
+        step(book)
+        book.report({})
+    said = capsys.readouterr().out.count("run.deadline_lead_s 120 is short")
+    assert said == warned

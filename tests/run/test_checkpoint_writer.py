@@ -1,3 +1,5 @@
+import os
+import shutil
 import threading
 import time
 
@@ -120,3 +122,21 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.005)
+
+
+def test_what_is_renamed_while_its_bytes_are_counted_is_passed_over(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints" / "tmp-step-000000000001"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_bytes(bytes(7))
+    assert partial_bytes(tmp_path) == 7
+    scandir = os.scandir
+
+    def vanishing(path):
+        if path == folder:
+            monkeypatch.undo()
+            shutil.rmtree(folder)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert partial_bytes(tmp_path) == 0
+    assert not folder.exists()

@@ -1,8 +1,10 @@
 """Signs of life: what is written, who counts as silent, and what it costs."""
 
+import errno
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -245,3 +247,13 @@ def test_an_answer_has_its_name_only_when_it_is_whole(tmp_path):
     assert newest_request(tmp_path) == name
     with pytest.raises(OSError, match="No such file"):
         answer_request(tmp_path, "absent", 7, "header")
+
+
+def test_a_folder_that_cannot_be_read_for_a_moment_has_no_records(tmp_path, monkeypatch):
+    """As an NFS server gives an error, the watching thread must live on."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", fail)
+    assert read_beats(tmp_path) == []

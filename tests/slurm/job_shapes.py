@@ -1,11 +1,15 @@
 """Every launch shape gives the same job: one world, the planned roles, exit code 0."""
 
 import json
+import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
+from hpcrl.run.heartbeat import read_beats
 from tests.job_runner import status_of
 from tests.mpi_runner import ROOT
 from tests.slurm.batch_job import WHEEL_SITE, BatchJob, Job, submission
@@ -49,6 +53,33 @@ def test_mpirun_inside_a_job_trains_is_stopped_by_the_batch_shell_and_is_requeue
     job.start_again()
     assert job.finish() == 0
     assert job.status["counters"]["learner_steps"] == 1250
+
+
+def test_a_dead_actor_under_mpirun_costs_its_environments_only(cluster, tmp_path):
+    job = BatchJob(
+        *(cluster, tmp_path, "train_mpirun.sbatch", "counting.yaml"),
+        *("--stop.agent_steps", 400_000, "--run.fault_tolerance", "ulfm"),
+        sbatch=("--nodes=1", "--ntasks-per-node=4"),
+        HPCRL_SITE=WHEEL_SITE,
+    )
+    job.wait_for_checkpoint()
+    (victim,) = [beat for beat in read_beats(job.run) if beat.name == "actor 1"]
+    os.kill(victim.pid, signal.SIGKILL)
+    job.wait_until(lambda: job.metrics[-1]["lost_actors"] == 1, "loss")
+    assert job.finish() == 0
+    assert job.status["restart"] == 0
+    assert job.status["counters"]["learner_steps"] == 1250
+    assert not list(Path("/dev/shm").glob("hpcrl-*"))
+
+
+def test_roles_by_rank_refuse_a_command_that_srun_would_cut(cluster, tmp_path):
+    job = BatchJob(
+        *(cluster, tmp_path, "train_multi_prog.sbatch", "counting.yaml", *SHORT),
+        *("--env.options", "{episode_length: 50}"),
+        sbatch=("--nodes=1", "--ntasks-per-node=4"),
+    )
+    assert job.finish() == 2
+    assert "'{episode_length: 50}' holds a space" in job.output
 
 
 @pytest.mark.parametrize("sweep", [False, True])
