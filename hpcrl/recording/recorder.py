@@ -43,6 +43,9 @@ class Recorder:
       attributes: what else describes the recording.
       max_bytes: on disk, for this writer from now on.
       evaluation: global ids of the environments that nothing is learned from.
+
+    Attributes:
+      recorded: episodes on disk or on their way there, without those that an error lost.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Recorder:
         self._segment_ends_s = 0.0
         self._versions = [-1, -1]
         self._closed_bytes = 0
+        self._closed_episodes = 0
         self._open_bytes = 0
         self._unwritten = 0
         self._stopped = ""
@@ -141,17 +145,30 @@ class Recorder:
             self._attempt(partial(self._close_segment, "finished"))
 
     def _attempt(self, act: Callable[[], None]) -> None:
-        """Recording ends at the first error; training doesn't."""
+        """Recording ends at the first error; acting doesn't."""
         try:
             act()
-        except (OSError, RuntimeError, ValueError) as error:  # h5py raises all of them
-            self._stop(f"can't write in {self._folder} ({reason(error)})")
-            if self._segment:
-                self._segment.abandon()
+        except (OSError, RuntimeError, ValueError, MemoryError) as error:  # h5py raises all of them
+            lost = self._abandon_segment()
+            self._stop(
+                f"can't write in {self._folder} ({reason(error)}); {lost} episodes that waited to "
+                "be written are lost"
+            )
+
+    def _abandon_segment(self) -> int:
+        """Give up what isn't flushed; return how many episodes of those recorded that is."""
+        on_disk = self._closed_episodes
+        if self._segment:
+            on_disk += self._segment.flushed_episodes
+            self._segment.abandon()
+        lost = self.recorded - on_disk
+        self.recorded -= lost
+        self._unwritten += lost
+        return lost
 
     def _stop(self, why: str) -> None:
         self._stopped = why
-        log.warning("recording has ended, training goes on: %s", why)
+        log.warning("recording has ended, acting goes on: %s", why)
 
     def _write(self, episode: Episode) -> None:
         steps = episode.steps(self._columns)
@@ -227,6 +244,7 @@ class Recorder:
             },
         )
         self._closed_bytes += self._segment.path.stat().st_size
+        self._closed_episodes = self.recorded
         self._segment, self._versions, self._open_bytes = None, [-1, -1], 0
 
 

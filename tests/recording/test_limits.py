@@ -1,14 +1,17 @@
 """What recording does where memory or disk end: whole episodes are dropped, acting goes on."""
 
+import itertools
 import threading
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from analysis import segments as reading
 from analysis.reader import Run
 from hpcrl.comm.wire import row_fields
 from hpcrl.config.sections import RecordingConfig
-from hpcrl.recording import SegmentWriter, open_recorder
+from hpcrl.recording import SegmentWriter, open_recorder, segment
 from hpcrl.recording.episodes import column_specs
 from hpcrl.recording.segment import reserve_bytes
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
@@ -39,15 +42,43 @@ def test_recording_ends_before_max_bytes_and_training_is_not_told(tmp_path):
     assert len(Run(tmp_path).episodes()) == recorder.recorded
 
 
-def test_a_disk_error_ends_the_recording_only(tmp_path, monkeypatch):
-    def full(*arguments, **options):
-        raise OSError(28, "No space left on device")
+def failing_from(call, function):
+    """`function`, but from its call number `call` on the disk is full."""
+    calls = itertools.count()
 
-    monkeypatch.setattr("hpcrl.recording.segment._extend", full)
+    def fails(*arguments, **options):
+        if next(calls) >= call:
+            raise OSError(28, "No space left on device")
+        return function(*arguments, **options)
+
+    return fails
+
+
+DISK_ERRORS = {
+    "in the first write": (0.0, "_extend", 0),
+    "in a later write": (0.0, "_extend", 300),
+    "in the only write, at the end": (1e9, "_extend_by_chunks", 0),
+    "while a segment is made durable": (0.0, "sync_file", 0),
+    "while the third segment is closed": (0.0, "sync_directory", 2),
+}
+
+
+@pytest.mark.parametrize("when", DISK_ERRORS)
+def test_after_a_disk_error_what_counts_as_recorded_is_on_disk(tmp_path, monkeypatch, when):
+    flush_s, name, call = DISK_ERRORS[when]
+    monkeypatch.setattr(segment, "FLUSH_S", flush_s)
+    monkeypatch.setattr(segment, "_MAX_QUANTUM_ROWS", 16)
+    monkeypatch.setattr(segment, "_WIDE_BYTES", 8)  # the observations are compressed in chunks
+    monkeypatch.setattr(segment, name, failing_from(call, getattr(segment, name)))
     folder = tmp_path / "trajectories" / "inference-0-0"
-    stage, recorder = recorded_stage(folder, "terminating", steps=3000)
-    assert recorder.recorded == 0 or recorder.dropped > 0
+    rotate = {"segment_bytes": 1} if "third" in when else {}
+    stage, recorder = recorded_stage(folder, "terminating", steps=200, **rotate)
     assert stage.unrolls
+    segments = [reading.load_segment(path) for path in sorted(folder.glob("seg-*"))]
+    on_disk = sum(len(found.index["start"]) for found in segments)
+    assert recorder.recorded == on_disk
+    assert recorder.dropped == len(played_episodes(stage)) - on_disk
+    assert (on_disk > 0) == ("first" not in when and "only" not in when)
 
 
 def test_a_slow_disk_drops_whole_episodes_and_never_holds_acting_up(tmp_path, monkeypatch):
