@@ -252,7 +252,12 @@ def value(key: str, config: str, overrides: tuple[str, ...]) -> None:
 @click.option(
     "--record/--no-record", default=True, help="Write episodes and table to RUN/evaluations."
 )
-@click.option("--videos", default=1, show_default=True, help="Of how many of the best episodes.")
+@click.option(
+    "--videos",
+    type=click.IntRange(0),
+    default=None,
+    help="Of how many of the best episodes; 1 if absent and they are recorded.",
+)
 def evaluate(
     run: Path,
     episodes: int,
@@ -262,11 +267,13 @@ def evaluate(
     seed: int,
     max_steps: int | None,
     record: bool,
-    videos: int,
+    videos: int | None,
 ) -> None:
     """Play whole episodes with a checkpoint of RUN; needs no MPI."""
-    from hpcrl.evaluation.play import EvaluationError, evaluate_run, print_evaluation
+    from hpcrl.evaluation.play import EvaluationError, evaluate_run
+    from hpcrl.evaluation.result import print_evaluation
 
+    videos = int(record) if videos is None else videos
     try:
         result = evaluate_run(
             run, episodes, envs, greedy, checkpoint, seed, record, videos, max_steps
@@ -275,6 +282,8 @@ def evaluate(
         _fail(error, exit_codes.USAGE)
         return
     print_evaluation(result)
+    if result.losses:
+        sys.exit(exit_codes.STORAGE)
 
 
 @main.command()

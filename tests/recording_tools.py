@@ -20,12 +20,12 @@ IMAGES = {
 }
 
 
-def recorder_for(folder, spec, behaviour, num_envs, max_bytes=0, **section):
+def recorder_for(folder, spec, behaviour, num_envs, max_bytes=0, waits=False, **section):
     """A recorder of environments 0..n-1 whose seeds are 100 + id."""
     config = RecordingConfig(enabled=True, **section)
     seeds = {index: 100 + index for index in range(num_envs)}
     attributes = {"fraction": config.fraction, "code_version": "0", "config": ""}
-    return Recorder(folder, config, spec, behaviour, seeds, attributes, max_bytes)
+    return Recorder(folder, config, spec, behaviour, seeds, attributes, max_bytes, waits=waits)
 
 
 def naive_episodes(rows):

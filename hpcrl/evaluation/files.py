@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpcrl.config.root import Config
-from hpcrl.durable import atomic_write, json_text
+from hpcrl.durable import atomic_write, json_text, reason
+from hpcrl.evaluation.result import Evaluation
 from hpcrl.evaluation.whole_episodes import Episode
 from hpcrl.recording import Recorder
 from hpcrl.recording.recorder import describe
@@ -40,7 +41,7 @@ def open_eval_recorder(
     behaviour: Mapping[str, ArraySpec],
     seeds: Sequence[int],
 ) -> Recorder:
-    """Return a recorder of all episodes of the environments with these `seeds`.
+    """Return a recorder of all episodes of the environments with these `seeds`, which waits.
 
     Raises:
       OSError: its folder can't be created.
@@ -50,7 +51,6 @@ def open_eval_recorder(
         enabled=True,
         fields=config.recording.fields,
         compression=config.recording.compression,
-        buffer_bytes=config.recording.buffer_bytes,
     )
     return Recorder(
         folder / "trajectories" / "evaluation-0-0",
@@ -61,47 +61,56 @@ def open_eval_recorder(
         attributes,
         0,
         range(len(seeds)),
+        waits=True,
     )
 
 
-def write_tables(
-    folder: Path,
-    config_yaml: str,
-    summary: Mapping[str, Any],
-    episodes: Sequence[Episode],
-) -> None:
-    """Write summary.json, episodes.csv and the configuration.
+def write_results(folder: Path, config_yaml: str, result: Evaluation, videos: int) -> Evaluation:
+    """Write the table, the summary, the configuration and `videos` of the best episodes.
 
-    Raises:
-      OSError: they can't be written.
+    Returns:
+      The result, with what could not be written among its losses.
     """
+    from analysis.errors import DataError
+
+    messages, losses = list(result.messages), list(result.losses)
+    try:
+        _write_tables(folder, config_yaml, result)
+    except OSError as error:
+        losses.append(f"the table can't be written in {folder}: {reason(error)}")
+    if videos and result.losses:
+        losses.append("no video is made: the best episode may be one that is not recorded")
+    elif videos:
+        try:
+            messages += _write_videos(folder, videos)
+        except (OSError, DataError) as error:
+            losses.append(f"the videos can't be written in {folder}: {reason(error)}")
+    return replace(result, messages=tuple(messages), losses=tuple(losses))
+
+
+def _write_tables(folder: Path, config_yaml: str, result: Evaluation) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(Episode._fields)
-    writer.writerows(episodes)
+    writer.writerows(result.episodes)
     atomic_write(folder / "episodes.csv", text.getvalue())
     atomic_write(folder / "config.yaml", config_yaml)
-    atomic_write(folder / "summary.json", json_text(dict(summary), indent=2) + "\n")
+    atomic_write(folder / "summary.json", json_text(result.summary(), indent=2) + "\n")
 
 
-def write_videos(folder: Path, count: int) -> list[Path]:
-    """Write videos of the best `count` recorded episodes; none where there are no images.
-
-    Raises:
-      analysis.errors.DataError: the recording can't be read or encoded.
-    """
+def _write_videos(folder: Path, count: int) -> list[str]:
+    """Write videos of the best `count` recorded episodes; return what the reader should know."""
     from analysis.reader import Run
     from analysis.video import encode, find_ffmpeg
 
     run = Run(folder)
     if run.image_leaf() is None:
-        return []
+        seen = any(name.startswith("observation/") for name in run.columns)
+        why = "no observation is an image" if seen else "recording.fields has no observation"
+        return [f"no video of {run.env_name} is made: {why}"]
     kind = "mp4" if find_ffmpeg() else "gif"
     best = run.episodes().sort_values("return", ascending=False).index[:count]
-    written = []
     for row in best.tolist():
-        path = folder / f"episode-{row}.{kind}"
-        path.write_bytes(encode(run, row, kind, scale=3, fps=0.0))
-        written.append(path)
+        atomic_write(folder / f"episode-{row}.{kind}", encode(run, row, kind, scale=3, fps=0.0))
     run.close()
-    return written
+    return []

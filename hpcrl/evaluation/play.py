@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +16,8 @@ from hpcrl.brain import Brain
 from hpcrl.config.load import ConfigError, load_config, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.durable import reason
-from hpcrl.evaluation.atari_scores import human_normalised
-from hpcrl.evaluation.files import (
-    new_folder,
-    open_eval_recorder,
-    write_tables,
-    write_videos,
-)
+from hpcrl.evaluation.files import new_folder, open_eval_recorder, write_results
+from hpcrl.evaluation.result import Evaluation
 from hpcrl.evaluation.whole_episodes import (
     Episode,
     EpisodePlayer,
@@ -32,7 +25,6 @@ from hpcrl.evaluation.whole_episodes import (
     episode_quota,
     evaluation_options,
 )
-from hpcrl.human import format_count
 from hpcrl.learning.optim import FlatParameters
 from hpcrl.learning.trainer import load_model
 from hpcrl.run.checkpoint import (
@@ -42,63 +34,12 @@ from hpcrl.run.checkpoint import (
     load_latest,
     load_path,
 )
-from hpcrl.run.report import key_value_table
 from hpcrl.run.run_dir import CHECKPOINTS, RunDir
 from hpcrl.specs import EnvSpec
-
-_LISTED_EPISODES = 20
-"""Up to this many episodes are printed one by one."""
 
 
 class EvaluationError(ValueError):
     """The run can't be evaluated as asked; the message says what is missing."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What evaluation found.
-
-    Attributes:
-      env_name: full name of the environment.
-      checkpoint: its directory.
-      learner_steps: of the checkpoint.
-      frames: emulator frames that it was trained on.
-      greedy: whether actions were the likeliest ones.
-      episodes: by environment, in the order in which each played them.
-      messages: what the reader should know: files passed over, options changed.
-      folder: where episodes, table and videos were written, if they were.
-    """
-
-    env_name: str
-    checkpoint: Path
-    learner_steps: int
-    frames: int
-    greedy: bool
-    episodes: tuple[Episode, ...]
-    messages: tuple[str, ...]
-    folder: Path | None = None
-
-    def summary(self) -> dict[str, Any]:
-        """Return the figures over all episodes; `human_normalised` is None where not known."""
-        returns = np.array([episode.episode_return for episode in self.episodes])
-        low, middle, high = np.percentile(returns, [25, 50, 75])
-        return {
-            "env_name": self.env_name,
-            "checkpoint": str(self.checkpoint),
-            "learner_steps": self.learner_steps,
-            "frames": self.frames,
-            "greedy": self.greedy,
-            "episodes": len(returns),
-            "mean_return": float(returns.mean()),
-            "q25_return": float(low),
-            "median_return": float(middle),
-            "q75_return": float(high),
-            "min_return": float(returns.min()),
-            "max_return": float(returns.max()),
-            "mean_agent_steps": float(np.mean([e.agent_steps for e in self.episodes])),
-            "cut_off_episodes": sum(e.cut_off for e in self.episodes),
-            "human_normalised": human_normalised(self.env_name, float(returns.mean())),
-        }
 
 
 def evaluate_run(
@@ -126,13 +67,22 @@ def evaluate_run(
         newest good one.
       seed: of the environments and of sampling; training never uses the same streams.
       record: write the episodes, a table and a summary to RUN/evaluations.
-      videos: of how many of the best recorded episodes to write a video.
+      videos: of how many of the best recorded episodes to write a video, if they hold images.
       max_steps: agent steps after which an episode is cut off; None: as the run's evaluators do.
+
+    Returns:
+      What was found. What can't be written after the first episode has begun is in `losses`.
 
     Raises:
       EvaluationError: no such run or checkpoint, a damaged one, one of another network, an
-        environment that can't be made or misbehaves, or a folder that can't be written.
+        environment that can't be made or misbehaves, videos without a recording, or a folder
+        that can't be created.
     """
+    if videos and not record:
+        raise EvaluationError(
+            f"{videos} videos need a recording of the episodes, and none is asked for: leave out "
+            "--no-record or --videos"
+        )
     try:
         config = load_config(RunDir(run).config)
         saved = _find_checkpoint(run, checkpoint)
@@ -145,13 +95,15 @@ def evaluate_run(
         try:
             policy = _load_policy(config, batch, saved, greedy, seed)
             player = EpisodePlayer(batch, policy, most)
-            played = _play_and_record(config, batch, policy, player, quota, seeds, folder)
+            played, losses = _play_and_record(config, batch, policy, player, quota, seeds, folder)
         finally:
             batch.close()
     except (ConfigError, CheckpointError, EnvError, EnvFailure) as error:
         raise EvaluationError(str(error)) from error
     except OSError as error:
-        raise EvaluationError(f"can't write in {run}/evaluations: {reason(error)}") from error
+        raise EvaluationError(
+            f"can't write in {run}/evaluations: {reason(error)}; --no-record plays without that"
+        ) from error
     result = Evaluation(
         env_name=config.env.name,
         checkpoint=saved.path,
@@ -161,10 +113,9 @@ def evaluate_run(
         episodes=tuple(episode for of_env in played for episode in of_env),
         messages=(*saved.skipped, *notes, *_cut_off_note(played, most)),
         folder=folder,
+        losses=tuple(losses),
     )
-    if folder:
-        _write_results(folder, config, result, videos)
-    return result
+    return write_results(folder, to_yaml(config), result, videos) if folder else result
 
 
 def _play_and_record(
@@ -175,16 +126,23 @@ def _play_and_record(
     quota: Sequence[int],
     seeds: Sequence[int],
     folder: Path | None,
-) -> list[list[Episode]]:
+) -> tuple[list[list[Episode]], list[str]]:
+    """Return the episodes of each environment, and what of them could not be recorded."""
     if folder is None:
-        return _play_showing_progress(player, quota)
+        return _play_showing_progress(player, quota), []
     env = EnvSpec.from_json(envs.spec)
     recorder = open_eval_recorder(folder, config, env, Brain(config, env).behaviour, seeds)
     policy.recorder = recorder
     try:
-        return _play_showing_progress(player, quota)
+        played = _play_showing_progress(player, quota)
     finally:
         recorder.close()
+    if not recorder.dropped:
+        return played, []
+    whole = recorder.recorded + recorder.dropped
+    return played, [
+        f"{recorder.dropped} of {whole} episodes are not in the recording: {recorder.stopped}"
+    ]
 
 
 def _cut_off_note(played: Sequence[Sequence[Episode]], most: int) -> list[str]:
@@ -195,16 +153,6 @@ def _cut_off_note(played: Sequence[Sequence[Episode]], most: int) -> list[str]:
         f"{cut_off} of {sum(map(len, played))} episodes were cut off after {most:,} agent steps "
         "and count with their return so far: --max-steps changes that"
     ]
-
-
-def _write_results(folder: Path, config: Config, result: Evaluation, videos: int) -> None:
-    from analysis.errors import DataError
-
-    try:
-        write_tables(folder, to_yaml(config), result.summary(), result.episodes)
-        write_videos(folder, videos)
-    except (OSError, DataError) as error:
-        raise EvaluationError(f"can't write in {folder}: {reason(error)}") from error
 
 
 def env_seed(seed: int, index: int) -> int:
@@ -258,30 +206,3 @@ def _play_showing_progress(player: EpisodePlayer, quota: Sequence[int]) -> list[
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("episodes", total=sum(quota))
         return player.play(quota, lambda: progress.advance(task)) or []
-
-
-def print_evaluation(result: Evaluation, console: Console | None = None) -> None:
-    """Print a table of the returns; few episodes are listed one by one."""
-    console = console or Console()
-    returns = [episode.episode_return for episode in result.episodes]
-    summary = result.summary()
-    rows = {
-        "environment": result.env_name,
-        "checkpoint": f"{result.checkpoint} ({format_count(result.frames)} frames)",
-        "actions": "greedy" if result.greedy else "sampled",
-        "episodes": str(len(returns)),
-        "mean return": f"{summary['mean_return']:.4g}",
-        "median return": f"{summary['median_return']:.4g}",
-        "middle half": f"{summary['q25_return']:.4g} to {summary['q75_return']:.4g}",
-        "lowest to highest": f"{summary['min_return']:.4g} to {summary['max_return']:.4g}",
-        "mean agent steps": f"{summary['mean_agent_steps']:.4g}",
-    }
-    if summary["human_normalised"] is not None:
-        rows["human-normalised"] = f"{100 * summary['human_normalised']:.4g} %"
-    if result.folder:
-        rows["written to"] = str(result.folder)
-    if len(returns) <= _LISTED_EPISODES:
-        rows["returns"] = ", ".join(f"{score:.4g}" for score in returns)
-    for message in result.messages:
-        console.print(f"note: {message}", markup=False, highlight=False)
-    console.print(key_value_table("evaluation", rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,9 +31,10 @@ Steps = Mapping[str, Sequence[Array]]
 
 
 class Recorder:
-    """Takes rows, never blocks, and writes the episodes that they make up.
+    """Takes rows and writes the episodes that they make up.
 
-    An episode for which there is no memory, or no room on disk, is dropped whole and counted.
+    An episode for which there is no memory, or no room on disk, is dropped whole and counted. With
+    `waits` memory is never the reason.
 
     Args:
       folder: of this writer's segments; created here.
@@ -43,9 +45,12 @@ class Recorder:
       attributes: what else describes the recording.
       max_bytes: on disk, for this writer from now on.
       evaluation: global ids of the environments that nothing is learned from.
+      waits: running episodes take the memory that they need, and one that has ended holds the
+        caller up until the writer has taken the one before. Else nothing is ever held up.
 
     Attributes:
       recorded: episodes on disk or on their way there, without those that an error lost.
+      stopped: why recording ended before `close`, "" where it did not.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Recorder:
         attributes: Mapping[str, str | int | float],
         max_bytes: int,
         evaluation: Collection[int] = (),
+        waits: bool = False,
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -67,7 +73,7 @@ class Recorder:
         self._env_seeds = env_seeds
         self._evaluation = frozenset(evaluation)
         self._attributes = {**attributes, "env": json_text(env.unpacked().to_json())}
-        self._budget = Budget(config.buffer_bytes)
+        self._budget = Budget(sys.maxsize if waits else config.buffer_bytes)
         ids = np.array(list(env_seeds), np.int64)
         acted = column_specs(env, behaviour, config.fields)
         self._builder = EpisodeBuilder(ids, acted, config.fraction, self._budget)
@@ -80,9 +86,9 @@ class Recorder:
         self._closed_episodes = 0
         self._open_bytes = 0
         self._unwritten = 0
-        self._stopped = ""
+        self.stopped = ""
         self.recorded = 0
-        self._queue: queue.SimpleQueue[Episode | None] = queue.SimpleQueue()
+        self._queue: queue.Queue[Episode | None] = queue.Queue(maxsize=1 if waits else 0)
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -131,24 +137,24 @@ class Recorder:
             try:
                 episode = self._queue.get(timeout=FLUSH_S)
             except queue.Empty:
-                if self._segment and not self._stopped:
+                if self._segment and not self.stopped:
                     self._attempt(self._segment.flush_when_due)
                 continue
             if episode is None:
                 break
-            if not self._stopped:
+            if not self.stopped:
                 self._attempt(partial(self._write, episode))
-            if self._stopped:
+            if self.stopped:
                 self._unwritten += 1
             self._budget.give(episode.nbytes)
-        if not self._stopped:
+        if not self.stopped:
             self._attempt(partial(self._close_segment, "finished"))
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Recording ends at the first error; acting doesn't."""
         try:
             act()
-        except (OSError, RuntimeError, ValueError, MemoryError) as error:  # h5py raises all of them
+        except Exception as error:  # h5py raises many kinds; who waits must never wait for ever
             lost = self._abandon_segment()
             self._stop(
                 f"can't write in {self._folder} ({reason(error)}); {lost} episodes that waited to "
@@ -167,7 +173,7 @@ class Recorder:
         return lost
 
     def _stop(self, why: str) -> None:
-        self._stopped = why
+        self.stopped = why
         log.warning("recording has ended, acting goes on: %s", why)
 
     def _write(self, episode: Episode) -> None:

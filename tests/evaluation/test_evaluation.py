@@ -15,13 +15,8 @@ from env_wrappers import make
 from hpcrl.brain import Brain
 from hpcrl.config.load import to_yaml
 from hpcrl.config.sections import EnvConfig
-from hpcrl.evaluation.play import (
-    Evaluation,
-    EvaluationError,
-    env_seed,
-    evaluate_run,
-    print_evaluation,
-)
+from hpcrl.evaluation.play import EvaluationError, env_seed, evaluate_run
+from hpcrl.evaluation.result import Evaluation, print_evaluation
 from hpcrl.evaluation.whole_episodes import Episode, episode_quota, evaluation_options
 from hpcrl.learning.optim import FlatParameters
 from hpcrl.run.checkpoint import Snapshot, save_checkpoint

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from analysis.reader import Run
+from hpcrl.cli import main
 from hpcrl.evaluation.atari_scores import human_normalised, reference_scores
 from hpcrl.evaluation.play import env_seed, evaluate_run
 from tests.evaluation.test_evaluation import random_network, save
@@ -56,6 +57,67 @@ def test_a_video_of_the_best_episode_is_written(tmp_path, monkeypatch, ffmpeg):
     if not ffmpeg:
         with Image.open(video) as gif:
             assert (gif.format, gif.n_frames) == ("GIF", table["length"][best])
+
+
+IMAGES = {"observation_shape": [20, 24], "episode_length": 4, "length_spread": 5}
+
+
+def saved_run(path, options, **sections):
+    config = config_of(env={"name": "synthetic:counting", "options": options}, **sections)
+    save(path, config, random_network(config))
+
+
+def test_every_episode_is_recorded_however_small_the_buffer_of_training_is(tmp_path):
+    saved_run(tmp_path, IMAGES, recording={"buffer_bytes": 1})
+    result = evaluate_run(tmp_path, 20, 3, True, None, seed=2, record=True)
+    table = Run(result.folder).episodes().sort_values(["env_id", "episode"])
+    assert table["return"].tolist() == [e.episode_return for e in result.episodes]
+    assert result.losses == ()
+
+
+def disk_full(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("hpcrl.recording.segment._extend", "7 of 7 episodes are not in the recording"),
+        ("hpcrl.evaluation.files.atomic_write", "the table can't be written"),
+        ("analysis.video.encode", "the videos can't be written"),
+    ],
+)
+def test_a_full_disk_costs_what_it_would_hold_and_never_the_scores(
+    tmp_path, monkeypatch, capsys, broken, told
+):
+    saved_run(tmp_path, IMAGES)
+    plain = evaluate_run(tmp_path, 7, 3, True, None, seed=1)
+    monkeypatch.setattr(broken, disk_full)
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", str(tmp_path), "--episodes", "7", "--envs", "3"])
+    assert ended.value.code == 74
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{plain.summary()['mean_return']:.4g}" in printed
+    assert f"lost: {told}" in printed
+    assert "No space left on device" in printed
+    (folder,) = (tmp_path / "evaluations").iterdir()
+    assert (folder / "episodes.csv").exists() == ("table" not in told)
+    assert not list(folder.glob("episode-*.*"))
+
+
+def test_a_video_that_cannot_be_is_told(tmp_path, capsys):
+    saved_run(tmp_path / "vector", {"episode_length": 4})
+    result = evaluate_run(tmp_path / "vector", 1, 1, True, None, seed=2, record=True, videos=1)
+    (message,) = result.messages
+    assert message == "no video of synthetic:counting is made: no observation is an image"
+    saved_run(tmp_path / "blind", IMAGES, recording={"fields": ["policy_version"]})
+    result = evaluate_run(tmp_path / "blind", 1, 1, True, None, seed=2, record=True, videos=1)
+    (message,) = result.messages
+    assert message.endswith("is made: recording.fields has no observation")
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", str(tmp_path / "blind"), "--no-record", "--videos", "1"])
+    assert ended.value.code == 2
+    assert "1 videos need a recording" in capsys.readouterr().err
 
 
 def test_random_play_scores_nought_and_human_play_one():

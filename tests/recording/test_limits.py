@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from hpcrl.recording.segment import reserve_bytes
 from hpcrl.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, ObservationLeaf
 from tests.acting_tools import Stage
 from tests.recording.recorded import by_identity, played_episodes, recorded_stage
-from tests.recording_tools import assert_same_episode, recorder_for
+from tests.recording_tools import assert_same_episode, naive_episodes, recorder_for
 from tests.small import config_of
 
 
@@ -117,6 +118,33 @@ def test_a_slow_disk_drops_whole_episodes_and_never_holds_acting_up(tmp_path, mo
         assert f"{recorder.dropped} were dropped while recording" in run.notes[0]
     assert run.segments[-1].attributes["dropped_episodes"] == recorder.dropped
     assert recorder._budget.take(6000)  # all memory is free again
+
+
+def test_who_may_wait_runs_at_most_an_episode_of_each_environment_ahead(tmp_path, monkeypatch):
+    """Of a slow disk; else all would be played before it has taken the third."""
+    append, ahead = SegmentWriter.append, []
+
+    def slow(self, *arguments):
+        time.sleep(0.01)
+        ahead.append(played() - len(ahead))
+        append(self, *arguments)
+
+    monkeypatch.setattr(SegmentWriter, "append", slow)
+    stage = Stage("scripted")
+    folder = tmp_path / "trajectories" / "inference-0-0"
+    spec, behaviour, envs = stage.spec, stage.brain.behaviour, len(stage.envs)
+    recorder = recorder_for(folder, spec, behaviour, envs, waits=True, buffer_bytes=1)
+
+    def played():
+        return sum(len(naive_episodes(history.rows)) for history in stage.expected)
+
+    stage.policy.sink = recorder
+    for _ in range(60):
+        stage.step()
+    recorder.close()
+    assert recorder.recorded == played() > 30
+    assert recorder.dropped == 0
+    assert max(ahead) <= 2 * envs + 2
 
 
 FRAMES = EnvSpec(
