@@ -116,6 +116,9 @@ class Seat:
       run_dir: the run directory; only the root learner writes there, but for logs.
       restart: 0 on the first start, then one more on every resume.
       team: the ranks that step environments with this one; None where each steps its own.
+      code_version: which code the job runs.
+      recorded_bytes: what the trajectories of earlier starts take on disk; 0 where nothing is
+        recorded.
     """
 
     config: Config
@@ -125,6 +128,8 @@ class Seat:
     run_dir: Path
     restart: int
     team: Team | None = field(default=None, kw_only=True)
+    code_version: str = field(default="", kw_only=True)
+    recorded_bytes: int = field(default=0, kw_only=True)
 
     @property
     def rank(self) -> int:

@@ -135,7 +135,7 @@ def write_segments(run, config, episodes, segments, reward):
     folder = run / "trajectories" / "inference-0-0"
     folder.mkdir(parents=True)
     attributes = {
-        **describe(config, "inference", 0, 0),
+        **describe(config, "inference", 0, 0, "0"),
         "env": json.dumps(spec.to_json()),
         "topology": "{}",
     }

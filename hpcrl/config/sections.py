@@ -310,8 +310,9 @@ class RecordingConfig:
     """Share of the episodes that is recorded; a hash of environment id and episode number
     says which."""
     max_bytes: NonNegative = 100_000_000_000
-    """Bytes on disk of all recording ranks and restarts together, an equal share for each
-    rank. Recording ends before it would be passed, training goes on. 0: no bound."""
+    """Bytes on disk of all recording ranks and restarts together; each start gives an equal
+    share of what is left to each rank. Recording ends before it would be passed, training goes
+    on. 0: no bound."""
     fields: tuple[Literal["observation", "policy_version", "behaviour"], ...] = (
         "observation",
         "policy_version",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpcrl.code_version import code_version
 from hpcrl.config.root import Config
 from hpcrl.durable import atomic_write, json_text, reason
 from hpcrl.evaluation.result import Evaluation
@@ -46,7 +47,8 @@ def open_eval_recorder(
     Raises:
       OSError: its folder can't be created.
     """
-    attributes = {**describe(config, "evaluation", 0, 0), "fraction": 1.0, "topology": "{}"}
+    described = describe(config, "evaluation", 0, 0, code_version())
+    attributes = {**described, "fraction": 1.0, "topology": "{}"}
     section = type(config.recording)(
         enabled=True,
         fields=config.recording.fields,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import hpcrl
 from hpcrl.config.load import config_hash, to_yaml
 from hpcrl.config.root import Config
 from hpcrl.config.sections import RecordingConfig
@@ -254,10 +253,12 @@ class Recorder:
         self._segment, self._versions, self._open_bytes = None, [-1, -1], 0
 
 
-def describe(config: Config, role: str, index: int, restart: int) -> dict[str, str | int | float]:
-    """Return the root attributes that follow from the configuration."""
+def describe(
+    config: Config, role: str, index: int, restart: int, code_version: str
+) -> dict[str, str | int | float]:
+    """Return the root attributes that follow from the configuration and the code."""
     return {
-        "code_version": hpcrl.__version__,
+        "code_version": code_version,
         "config": to_yaml(config),
         "config_hash": config_hash(config, ()),
         "env_name": config.env.name,
@@ -276,7 +277,7 @@ def open_recorder(
 ) -> Recorder | None:
     """Return the recorder of this rank, None where recording is off.
 
-    All ranks that record share `max_bytes` evenly.
+    All ranks that record share what earlier starts have left of `max_bytes` evenly.
 
     Args:
       job: the job.
@@ -291,11 +292,11 @@ def open_recorder(
         return None
     role, index = job.topology.role_of[job.rank], job.role_index
     root = RunDir(job.run_dir).trajectories
-    used = sum(path.stat().st_size for path in root.glob(f"{role}-{index}-*/seg-*"))
     writers = sum(len(job.topology.ranks_of(r)) for r in ("inference", "worker", "evaluator"))
-    room = max(1, config.max_bytes // writers - used) if config.max_bytes else 0
+    left = config.max_bytes - job.recorded_bytes
+    room = max(1, left // writers) if config.max_bytes else 0
     attributes = {
-        **describe(job.config, role, index, job.restart),
+        **describe(job.config, role, index, job.restart, job.code_version),
         "rank": job.rank,
         "topology": json_text(job.topology.to_json()),
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-import hpcrl
+from hpcrl.code_version import code_version
 from hpcrl.config.load import flatten, to_dict
 from hpcrl.config.root import Config
 from hpcrl.durable import atomic_write, reason
@@ -148,7 +148,7 @@ def open_run(path: str | Path, config_yaml: str, config_hash: str, resume: str) 
             "restart": restart,
             "resumed_learner_step": checkpoint.step if checkpoint else 0,
             "config_hash": config_hash,
-            "hpcrl_version": hpcrl.__version__,
+            "hpcrl_version": code_version(),
         }
     )
     _write_config(run, config_yaml, config_hash, restart - 1)
@@ -235,7 +235,7 @@ def _opening(run: RunDir, restart: int, checkpoint: Checkpoint | None) -> str:
 
 
 def _write_config(run: RunDir, config_yaml: str, config_hash: str, previous_restart: int) -> None:
-    text = f"# hpcrl {hpcrl.__version__}, hash {config_hash}\n{config_yaml}"
+    text = f"# hpcrl {code_version()}, hash {config_hash}\n{config_yaml}"
     try:
         old = run.config.read_text(encoding="utf-8") if run.config.exists() else text
         if old != text:

@@ -67,6 +67,10 @@ class RunDir:
                 "correct its permissions or give another --run.dir"
             ) from None
 
+    def recorded_bytes(self) -> int:
+        """Return the size of all that recorders have left, whole or not."""
+        return sum(path.stat().st_size for path in self.trajectories.glob("*/*"))
+
     def holds_run(self) -> bool:
         """Whether a run was ever started here."""
         return self.config.exists() or self.status.exists() or any(self.checkpoints.glob("step-*"))

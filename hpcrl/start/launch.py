@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrl import exit_codes
+from hpcrl.code_version import code_version
 from hpcrl.comm.link import Group, Link
 from hpcrl.comm.startup import (
     Failure,
@@ -30,7 +31,7 @@ from hpcrl.node.slurm_env import LaunchInfo, check_world_size, parse_time_unix_s
 from hpcrl.run.checkpoint import CheckpointError
 from hpcrl.run.node_table import Offer
 from hpcrl.run.rank_log import log_to
-from hpcrl.run.resume import MAY_CHANGE, RunIsDone, check_not_done, open_run
+from hpcrl.run.resume import MAY_CHANGE, OpenedRun, RunIsDone, check_not_done, open_run
 from hpcrl.run.run_dir import RunDir, RunDirError
 from hpcrl.run.stopping import StopSignal
 from hpcrl.start.demand import check_shares, demand_of
@@ -121,11 +122,13 @@ def _take_seats(link: Link, world: Group, read: Callable[[], Config], signal: St
         lambda: _open(config, topology) if link.rank == topology.root_learner else None,
     )
     root = topology.root_learner
-    shared = broadcast_json(world, opened and [str(opened.run_dir.path), opened.restart], root)
+    shared = broadcast_json(world, opened and _shared(config, opened), root)
     team = link.team(sorted(set(topology.team_of.values()))) if topology.team_of else None
     seat = Seat(
-        *(config, topology, link, world, Path(shared[0]), shared[1]),
+        *(config, topology, link, world, Path(shared["run_dir"]), shared["restart"]),
         team=Team(team) if team else None,
+        code_version=shared["code_version"],
+        recorded_bytes=shared["recorded_bytes"],
     )
     log_to(seat.run_dir, link.rank, seat.restart)
     offers = [f["memory"] for f in facts]
@@ -150,7 +153,17 @@ def _stop_at(config: Config, job_end_unix_s: float | None) -> float | None:
     return min(known) - config.run.deadline_lead_s if known else None
 
 
-def _open(config: Config, topology: Topology) -> Any:
+def _shared(config: Config, opened: OpenedRun) -> dict[str, Any]:
+    """What one rank finds in the run directory and all need."""
+    return {
+        "run_dir": str(opened.run_dir.path),
+        "restart": opened.restart,
+        "code_version": code_version(),
+        "recorded_bytes": opened.run_dir.recorded_bytes() if config.recording.enabled else 0,
+    }
+
+
+def _open(config: Config, topology: Topology) -> OpenedRun:
     opened = open_run(
         config.run.dir, to_yaml(config), config_hash(config, MAY_CHANGE), config.run.resume
     )

@@ -122,7 +122,8 @@ def test_a_slow_disk_drops_whole_episodes_and_never_holds_acting_up(tmp_path, mo
 
 def test_who_may_wait_runs_at_most_an_episode_of_each_environment_ahead(tmp_path, monkeypatch):
     """Of a slow disk; else all would be played before it has taken the third."""
-    append, ahead = SegmentWriter.append, []
+    append = SegmentWriter.append
+    ahead: list[int] = []
 
     def slow(self, *arguments):
         time.sleep(0.01)
@@ -176,13 +177,14 @@ def test_what_waits_for_its_chunk_or_to_be_written_counts_as_bytes_on_disk(tmp_p
     assert recorder.dropped > 20
 
 
-def test_ranks_and_restarts_share_max_bytes(tmp_path, monkeypatch):
-    """Two inference ranks and an evaluator: a third each, less what the rank wrote before."""
+@pytest.mark.parametrize(
+    ("before", "room"), [(0, 1_000_000), (110_000, 963_333), (2_999_998, 1), (4_000_000, 1)]
+)
+def test_ranks_share_what_earlier_starts_have_left_of_max_bytes(
+    tmp_path, monkeypatch, before, room
+):
+    """Two inference ranks and an evaluator: a third each; a room of 0 would mean no bound."""
     config = config_of(recording={"enabled": True, "max_bytes": 3_000_000})
-    for writer, size in (("inference-1-0", 100_000), ("inference-0-0", 10_000)):
-        folder = tmp_path / "trajectories" / writer
-        folder.mkdir(parents=True)
-        (folder / "seg-00000.h5").write_bytes(bytes(size))
     roles = ["learner", "inference", "inference", "evaluator", "actor"]
     topology = SimpleNamespace(
         role_of=roles,
@@ -191,10 +193,13 @@ def test_ranks_and_restarts_share_max_bytes(tmp_path, monkeypatch):
     )
     job = SimpleNamespace(
         config=config, run_dir=tmp_path, topology=topology, rank=2, role_index=1, restart=1,
-        env=FRAMES, behaviour={}, seed=lambda *of: 7,
+        env=FRAMES, behaviour={}, seed=lambda *of: 7, recorded_bytes=before, code_version="1+g0",
     )  # fmt: skip
     monkeypatch.setattr("hpcrl.recording.recorder.Recorder", lambda *given: given)
-    folder, *_, room, evaluation = open_recorder(job, np.array([4, 5]), np.array([False, True]))
+    ids, evaluates = np.array([4, 5]), np.array([False, True])
+    folder, *_, attributes, given, evaluation = open_recorder(job, ids, evaluates)
     assert folder == tmp_path / "trajectories" / "inference-1-1"
-    assert room == 1_000_000 - 100_000
+    assert given == room
     assert evaluation == [5]
+    assert attributes["code_version"] == "1+g0"
+    assert (attributes["rank"], attributes["role_index"], attributes["restart"]) == (2, 1, 1)
