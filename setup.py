@@ -57,6 +57,7 @@ EXTRAS = {
     "dev": [
         "codespell>=2.4",
         "hypothesis>=6.100",
+        "imageio-ffmpeg>=0.6",
         "minari>=0.5.4",
         "mypy>=1.15",
         "pyarrow>=15",

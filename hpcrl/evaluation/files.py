@@ -103,7 +103,7 @@ def _write_tables(folder: Path, config_yaml: str, result: Evaluation) -> None:
 def _write_videos(folder: Path, count: int) -> list[str]:
     """Write videos of the best `count` recorded episodes; return what the reader should know."""
     from analysis.reader import Run
-    from analysis.video import encode, find_ffmpeg
+    from analysis.video import MOST_FRAMES, cut_note, encode, find_ffmpeg
 
     run = Run(folder)
     if run.image_leaf() is None:
@@ -112,7 +112,12 @@ def _write_videos(folder: Path, count: int) -> list[str]:
         return [f"no video of {run.env_name} is made: {why}"]
     kind = "mp4" if find_ffmpeg() else "gif"
     best = run.episodes().sort_values("return", ascending=False).index[:count]
+    notes = []
     for row in best.tolist():
-        atomic_write(folder / f"episode-{row}.{kind}", encode(run, row, kind, scale=3, fps=0.0))
+        video = encode(run, row, kind, scale=3, fps=0.0, most=MOST_FRAMES)
+        atomic_write(folder / f"episode-{row}.{kind}", video)
+        if note := cut_note(run, row, MOST_FRAMES):
+            whole = f"python -m analysis.video {folder} --episode {row} --max-frames 0"
+            notes.append(f"{note}; all of them: {whole}")
     run.close()
-    return []
+    return notes

@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from analysis.reader import Run
+from analysis.video import find_ffmpeg
+from analysis.video import main as video_main
 from hpcrl.cli import main
 from hpcrl.evaluation.atari_scores import human_normalised, reference_scores
 from hpcrl.evaluation.play import env_seed, evaluate_run
@@ -41,30 +43,48 @@ def test_recorded_episodes_are_those_of_the_table(tmp_path, truncate):
     assert again.folder != result.folder
 
 
-@pytest.mark.parametrize("ffmpeg", [True, False])
-def test_a_video_of_the_best_episode_is_written(tmp_path, monkeypatch, ffmpeg):
-    if not ffmpeg:
-        monkeypatch.setattr("analysis.video.find_ffmpeg", lambda: None)
-    options = {"observation_shape": [20, 24], "episode_length": 4, "length_spread": 5}
-    config = config_of(env={"name": "synthetic:counting", "options": options})
-    save(tmp_path, config, random_network(config))
-    result = evaluate_run(tmp_path, 3, 3, True, None, seed=2, record=True, videos=1)
-    table = Run(result.folder).episodes()
-    best = int(table["return"].idxmax())
-    (video,) = result.folder.glob("episode-*.*")
-    assert video.stem == f"episode-{best}"
-    assert video.stat().st_size > 500
-    if not ffmpeg:
-        with Image.open(video) as gif:
-            assert (gif.format, gif.n_frames) == ("GIF", table["length"][best])
-
-
 IMAGES = {"observation_shape": [20, 24], "episode_length": 4, "length_spread": 5}
 
 
 def saved_run(path, options, **sections):
     config = config_of(env={"name": "synthetic:counting", "options": options}, **sections)
     save(path, config, random_network(config))
+
+
+@pytest.mark.parametrize("kind", ["mp4", "gif"])
+def test_a_video_of_the_best_episode_is_written(tmp_path, monkeypatch, kind):
+    if kind == "gif":
+        monkeypatch.setattr("analysis.video.find_ffmpeg", lambda: None)
+    elif find_ffmpeg() is None:
+        pytest.skip("neither ffmpeg nor imageio-ffmpeg is here: no mp4 can be made")
+    saved_run(tmp_path, IMAGES)
+    result = evaluate_run(tmp_path, 3, 3, True, None, seed=2, record=True, videos=1)
+    table = Run(result.folder).episodes()
+    best = int(table["return"].idxmax())
+    (video,) = result.folder.glob("episode-*.*")
+    assert video.name == f"episode-{best}.{kind}"
+    if kind == "mp4":
+        assert video.read_bytes()[4:8] == b"ftyp"
+        return
+    with Image.open(video) as gif:
+        assert (gif.format, gif.n_frames) == ("GIF", table["length"][best])
+
+
+def test_a_long_video_is_cut_and_how_to_see_all_of_it_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("analysis.video.find_ffmpeg", lambda: None)
+    monkeypatch.setattr("analysis.video.MOST_FRAMES", 3)
+    monkeypatch.chdir(tmp_path)
+    saved_run(tmp_path, IMAGES)
+    result = evaluate_run(tmp_path, 1, 1, True, None, seed=2, record=True, videos=1)
+    with Image.open(result.folder / "episode-0.gif") as gif:
+        assert gif.n_frames == 3
+    (message,) = result.messages
+    (steps,) = [episode.agent_steps for episode in result.episodes]
+    assert message.startswith(f"the video of episode 0 shows the first 3 of {steps} frames; all")
+    command = message.partition("all of them: python -m analysis.video ")[2].split()
+    assert video_main([*command, "-o", "all.gif"]) == 0
+    with Image.open("all.gif") as gif:
+        assert gif.n_frames == steps
 
 
 def test_every_episode_is_recorded_however_small_the_buffer_of_training_is(tmp_path):
