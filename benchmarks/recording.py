@@ -190,10 +190,12 @@ def entry(number):
 
 
 READ_INDEX = """
-import json, resource, sys, time
+import json, sys, time
+from pathlib import Path
 from analysis.reader import Run
-def peak_bytes():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak_bytes():  # getrusage would give the peak of the process that started this one
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 before, start = peak_bytes(), time.perf_counter()
 count = len(Run(sys.argv[1]).episodes())
 print(json.dumps({"episodes": count, "seconds": time.perf_counter() - start,
