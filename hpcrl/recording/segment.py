@@ -7,10 +7,14 @@ gets the name that readers look for, and the file is never opened for writing a 
 would mark it as being written, in a way that no reader passes over.
 
 Only whole chunks of frames are written, so no chunk is compressed twice and none moves. Rows
-that don't fill a chunk wait in memory. An episode enters the index when its rows are flushed.
-Each write costs a millisecond or two for its many columns, so chunks wait for one another, up to
-a second. Frames are compressed here and handed to HDF5 as they are to lie on disk, since nothing
-else in the process runs during a call of h5py.
+that don't fill a chunk wait in memory; where no column is wide, none does. An episode enters the
+index when its rows are flushed. Each write costs two milliseconds for its many columns, so chunks
+wait for one another, up to a second: writing after every episode of Atari takes 12 µs of processor
+time a step more than the 22 µs that recording takes, and the running episodes, which a kill loses
+in any case, are more than those of a second.
+
+Frames are compressed here and handed to HDF5 as they are to lie on disk, since nothing else in
+the process runs during a call of h5py.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ _EPISODE_CHUNK_ROWS = 1024
 _SLACK_BYTES = 2**17
 _BATCH_BYTES = 2**23
 FLUSH_S = 1.0
-"""Whole chunks wait for others to be written with, for so long and up to 8 MiB."""
+"""What could be written waits for more to be written with, for so long and up to 8 MiB."""
 _WIDE_BYTES = 256
 
 _NEVER_FREED: list[Any] = []
@@ -154,7 +158,7 @@ class SegmentWriter:
             raise FileExistsError(f"{path} exists")
         widest = max(spec.nbytes for spec in columns.values())
         quantum = max(1, min(_MAX_QUANTUM_ROWS, _CHUNK_BYTES // max(widest, 1)))
-        self._quantum = 1 << (quantum.bit_length() - 1)
+        self._quantum = 1 << (quantum.bit_length() - 1) if widest >= _WIDE_BYTES else 1
         self._batch_rows = _BATCH_BYTES // max(widest, 1)
         self._filter = filter_arguments(compression)
         unborn = path.with_name(f".{path.name}.tmp")

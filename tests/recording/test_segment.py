@@ -119,6 +119,31 @@ def test_an_open_segment_holds_whole_chunks_only(tmp_path):
     assert (writer.flushed_steps, writer.flushed_episodes) == (192, 2)
 
 
+def test_an_open_segment_without_wide_columns_holds_all_that_is_a_second_old(tmp_path):
+    """Nothing is compressed, so nothing has to wait for its chunk."""
+    columns = {"observation/pose": ArraySpec((2,), "float64"), "reward": ArraySpec((), "float32")}
+    moment = 0.0
+    path = tmp_path / "seg-00000.h5"
+    writer = SegmentWriter(path, columns, {}, "gzip-1", clock=lambda: moment)
+    rng, lengths, flushed = np.random.default_rng(0), [5, 1, 4100, 30, 7], []
+    poses = rng.random((sum(lengths), 2))
+    for number, length in enumerate(lengths):
+        first, moment = sum(lengths[:number]), number * 0.6
+        steps = {
+            "observation/pose": [poses[first : first + length]],
+            "reward": [np.ones(length, np.float32)],
+        }
+        writer.append(steps, None, {**ENTRY, "episode": number})
+        flushed.append((writer.flushed_episodes, writer.flushed_steps))
+        copy = shutil.copy(writer.partial, tmp_path / "copy.h5")
+        with h5py.File(copy, "r", swmr=True) as file:
+            np.testing.assert_array_equal(
+                file["steps/observation/pose"][:], poses[: flushed[-1][1]]
+            )
+            assert file["episodes/length"][:].tolist() == lengths[: flushed[-1][0]]
+    assert flushed == [(0, 0), (0, 0), (3, 4106), (3, 4106), (5, 4143)]
+
+
 def test_the_format_is_bounded_by_that_of_hdf5_1_10(tmp_path):
     writer = SegmentWriter(tmp_path / "seg-00000.h5", COLUMNS, {}, "gzip-1")
     assert writer._file.libver == ("v110", "v110")
