@@ -78,7 +78,7 @@ def test_a_stopped_rank_is_named_and_the_job_ends_and_can_be_resumed(tmp_path, r
     config, run_dir = start(tmp_path, **NEEDS.get(role, {}))
     title = TITLES.get(role, role)
     with TrainingJob(config) as job:
-        job.wait_until(lambda: list_checkpoints(run_dir), "checkpoint")
+        job.wait_until(lambda: any(n for n, _ in list_checkpoints(run_dir)), "checkpoint")
         # While it starts it has the whole time of a start.
         job.wait_until(lambda: all(b.stage != "start" for b in read_beats(run_dir)), "stages")
         (victim,) = [b for b in read_beats(run_dir) if b.name == f"{title} 0"]
