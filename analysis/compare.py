@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis._common import Options, Result, command, new_figure
 from analysis.errors import DataError
-from analysis.reader import Run, same_environment
+from analysis.reader import Run, open_runs, same_environment
 from analysis.rliable_statistics import add_statistics_option, statistics_from
 from analysis.statistics import bootstrap, bootstrap_difference, iqm
 from analysis.throughput import weighted_mean
@@ -65,7 +65,9 @@ def analyse(runs: list[Run], options: Options) -> Result:
             raise DataError("give two runs, or the other side's runs after --versus")
         first, second = runs[:1], runs[1:]
     else:
-        first, second = runs, [Run(path, options.partial) for path in options.versus]
+        paths = [*(run.path for run in runs), *options.versus]
+        both = open_runs(paths, options.partial)
+        first, second = both[: len(runs)], both[len(runs) :]
     same_environment([*first, *second])
     sides = [first, second]
     by_episode = all(len(side) == 1 and side[0].is_recorded for side in sides)
@@ -92,6 +94,7 @@ def analyse(runs: list[Run], options: Options) -> Result:
     ]
     if unit == "episodes":
         notes.append("episodes of one run each: the intervals say nothing of other seeds")
+    notes += [note for run in [*first, *second] for note in run.notes]
     return Result(table, _draw([a, b], labels), notes)
 
 

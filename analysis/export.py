@@ -164,7 +164,7 @@ def environment_arguments(run: Run) -> dict[str, Any]:
     """
     section = run.config.get("env", {})
     family, _, name = run.env_name.partition(":")
-    kwargs = section.get("options", {}).get("kwargs") or {} if family == "gym" else {}
+    kwargs = (section.get("options") or {}).get("kwargs") or {} if family == "gym" else {}
     return {
         "env_name": name if family == "gym" else run.env_name,
         "type": 2,

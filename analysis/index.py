@@ -1,9 +1,10 @@
 """Makes RUN/trajectories/index.h5, one file in which all segments look like one.
 
 Its /steps are virtual datasets over the segments, by paths relative to the index, so a run can
-be moved or copied whole; any tool with HDF5 1.10 or newer reads them. HDF5 gives zeros where a
-segment is missing: /sources lists the segments and their bytes, to be checked first
-(`--check`, `missing_sources`). The index is made after the run, and made again after a restart.
+be moved or copied whole; any tool with HDF5 1.10 or newer reads them. Only closed segments are in
+it. HDF5 gives zeros where a segment is missing: /sources lists the segments and their bytes, to be
+checked first (`--check`, `missing_sources`). The index is made after the run, and made again after
+a restart.
 """
 
 from __future__ import annotations
@@ -19,29 +20,40 @@ import numpy as np
 from analysis._common import add_run_arguments, guarded
 from analysis.errors import DataError
 from analysis.reader import Run
-from analysis.segments import FORMAT, SCHEMA_VERSION, Segment
+from analysis.segments import FORMAT, SCHEMA_VERSION, Segment, joined_index
 
 INDEX = "index.h5"
 
 
 def build_index(run: Run) -> Path:
-    """Write the index of a run's readable segments, replacing an older index.
+    """Write the index of a run's closed segments, replacing an older index.
+
+    Open segments are left out, and noted: HDF5 doesn't open them through an index.
 
     Raises:
-      DataError: there are no segments, they differ in their columns, or it can't be written.
+      DataError: there are no closed segments, they differ in their columns, or it can't be written;
+        or as `Run.episodes`.
     """
-    segments = [segment for segment in run.segments if segment.num_steps]
+    run.episodes()
+    segments = [segment for segment in run.segments if segment.num_steps and segment.finished]
+    if not segments:
+        raise DataError(f"{run.path}: no segment is closed yet, so there is nothing to index")
     for segment in segments:
         if segment.columns != segments[0].columns or segment.env != segments[0].env:
             raise DataError(
                 f"{segment.path} has other columns or another environment than "
                 f"{segments[0].path}: they can't be indexed together"
             )
+    run.notes += [
+        f"{segment.path} is not in the index, which shows closed segments only"
+        for segment in run.segments
+        if not segment.finished
+    ]
     path = run.path / "trajectories" / INDEX
     partial = path.with_name(f".{INDEX}.tmp")
     try:
         with h5py.File(partial, "w", libver=("v110", "v110"), locking=False) as file:
-            _write(file, run, segments, path.parent)
+            _write(file, segments, path.parent)
         os.replace(partial, path)
     except OSError as error:
         raise DataError(f"{path} can't be written: {error}") from None
@@ -50,7 +62,7 @@ def build_index(run: Run) -> Path:
     return path
 
 
-def _write(file: h5py.File, run: Run, segments: list[Segment], folder: Path) -> None:
+def _write(file: h5py.File, segments: list[Segment], folder: Path) -> None:
     first = segments[0]
     for name in ("env", "env_name", "config", "config_hash", "seed", "code_version"):
         file.attrs[name] = first.attributes[name]
@@ -66,10 +78,9 @@ def _write(file: h5py.File, run: Run, segments: list[Segment], folder: Path) -> 
             layout[begin : begin + rows] = source
             begin += rows
         file.create_virtual_dataset(f"steps/{column}", layout)
-    episodes = run.episodes()
-    for column in first.index:
-        file[f"episodes/{column}"] = episodes[column].to_numpy()
     counts = [len(segment.index["start"]) for segment in segments]
+    for column, values in joined_index(segments).items():
+        file[f"episodes/{column}"] = values
     file["episodes/source"] = np.repeat(np.arange(len(segments)), counts)
     file["sources/path"] = np.array(relative, dtype="S")
     file["sources/bytes"] = np.array([segment.path.stat().st_size for segment in segments])
@@ -78,7 +89,7 @@ def _write(file: h5py.File, run: Run, segments: list[Segment], folder: Path) -> 
 
 
 def missing_sources(index: Path) -> list[str]:
-    """Return what is wrong with the segments behind an index: missing, or changed since.
+    """Return what is wrong with the segments behind an index: missing, changed, or unreadable.
 
     Raises:
       DataError: the index can't be read.
@@ -96,7 +107,18 @@ def missing_sources(index: Path) -> list[str]:
             problems.append(f"{path} is missing: its steps read as zeros through {index.name}")
         elif path.stat().st_size != size:
             problems.append(f"{path} has changed since {index.name} was made: make it again")
+        else:
+            problems += _unreadable(path)
     return problems
+
+
+def _unreadable(path: Path) -> list[str]:
+    """Return why HDF5 won't open a segment through an index, if it won't."""
+    try:
+        h5py.File(path, "r", locking=False).close()
+    except OSError as error:
+        return [f"{path} can't be read through an index: {error}"]
+    return []
 
 
 def check(index: Path) -> None:
@@ -134,7 +156,9 @@ def main(arguments: list[str] | None = None) -> int:
             index = build_index(run)
             for note in run.notes:
                 print(f"note: {note}", file=sys.stderr)
-            print(f"{index}: {len(run.episodes())} episodes in {len(run.segments)} segments")
+            with h5py.File(index, "r", locking=False) as file:
+                episodes, sources = len(file["episodes/start"]), len(file["sources/path"])
+            print(f"{index}: {episodes} episodes in {sources} segments")
 
     return guarded("index", act)
 

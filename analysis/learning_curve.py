@@ -6,10 +6,8 @@ Runs whose configurations differ only in seed and run directory are one group.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import sys
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,15 +29,15 @@ AXES = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what the curves are drawn over and what they show."""
     parser.add_argument("--x", choices=AXES, default="frames", help="horizontal axis")
-    parser.add_argument("--y", default="mean_return_100", help="a metric")
+    parser.add_argument("--y", default="mean_return_100", help="a metric, such as eval/return")
     add_statistics_option(parser)
 
 
 def group_key(run: Run) -> str:
     """Return what runs of one group share: their configuration without seed and directory."""
-    config: dict[str, Any] = copy.deepcopy(run.config)
-    for key in ("seed", "dir", "resume", "deadline"):
-        config.get("run", {}).pop(key, None)
+    own = ("seed", "dir", "resume", "deadline")
+    section = {key: value for key, value in run.config.get("run", {}).items() if key not in own}
+    config = {**run.config, "run": section}
     return json.dumps(config, sort_keys=True, default=str)
 
 
@@ -54,6 +52,21 @@ def group_runs(runs: list[Run]) -> dict[str, list[Run]]:
     }
 
 
+def places(metrics: pd.DataFrame, x: str, y: str) -> np.ndarray:
+    """Return where the values of `y` belong on axis `x`, `<float64>[n]`.
+
+    An evaluation is reported when its last episode has ended. It belongs to where training was
+    when the weights that it played with were made.
+    """
+    values = metrics[x].to_numpy(np.float64)
+    if not y.startswith("eval/") or "eval/frames" not in metrics:
+        return values
+    played = metrics["eval/frames"].to_numpy(np.float64)
+    if x == "frames":
+        return played
+    return np.interp(played, [0.0, *metrics["frames"]], [0.0, *values])
+
+
 def curve(run: Run, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the points of a run's curve, x strictly rising.
 
@@ -64,11 +77,11 @@ def curve(run: Run, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
     if y not in metrics:
         known = ", ".join(sorted(metrics.columns))
         raise DataError(f"{run.path}: {y} was not reported; metrics there: {known}")
-    points = metrics[[x, y]].dropna()
-    points = points[points[x].diff().fillna(1) > 0]
+    points = pd.DataFrame({"x": places(metrics, x, y), "y": metrics[y]}).dropna()
+    points = points[points["x"].diff().fillna(1) > 0]
     if points.empty:
         raise DataError(f"{run.path}: {y} has no value yet (has an episode ended?)")
-    return points[x].to_numpy(np.float64), points[y].to_numpy(np.float64)
+    return points["x"].to_numpy(np.float64), points["y"].to_numpy(np.float64)
 
 
 def analyse(runs: list[Run], options: Options) -> Result:
@@ -100,7 +113,8 @@ def analyse(runs: list[Run], options: Options) -> Result:
             f"{label}: interquartile mean at {grid[-1]:.4g} {options.x} is {final.value:.4g}, "
             f"95 % interval over seeds {final.low:.4g} to {final.high:.4g}"
         )
-    axes.set_xlabel(AXES[options.x])
+    when = " when the evaluated weights were made" if options.y.startswith("eval/") else ""
+    axes.set_xlabel(AXES[options.x] + when)
     axes.set_ylabel(options.y.replace("_", " "))
     axes.set_title(runs[0].env_name)
     axes.legend()

@@ -14,72 +14,27 @@ says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from numpy.typing import NDArray
 
 from analysis.errors import DataError
+from analysis.lazy_column import LazyColumn
+from analysis.missing import missing_ends, missing_episodes, missing_numbers, missing_writers
+from analysis.run_files import node_hours, parse_config, read_json, read_metrics, starts
 from analysis.segments import (
     Segment,
     find_segments,
+    joined_index,
     load_segment,
-    missing_ends,
-    missing_episodes,
-    missing_numbers,
+    segment_attributes,
+    topology_in,
 )
-
-
-class LazyColumn:
-    """One step column over all segments, read as it is indexed.
-
-    Attributes:
-      shape: `[S, ...]`, S steps of all episodes.
-      dtype: numpy dtype.
-    """
-
-    def __init__(self, name: str, segments: Sequence[Segment]):
-        self._name = name
-        self._segments = segments
-        self._ends = np.cumsum([segment.num_steps for segment in segments])
-        shape, self.dtype = segments[0].columns[name]
-        self.shape = (int(self._ends[-1]), *shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, key: int | slice) -> NDArray[Any]:
-        if not isinstance(key, slice):
-            row = range(len(self))[key]
-            return self[row : row + 1][0]
-        first, last, stride = key.indices(len(self))
-        if stride < 0:
-            raise ValueError(f"column {self._name}: a step of {stride} is not supported, use 1 up")
-        parts = [part for _, part in self._parts(first, last)]
-        if len(parts) == 1:
-            return parts[0][::stride]
-        rows = np.concatenate(parts) if parts else np.zeros((0, *self.shape[1:]), self.dtype)
-        return rows[::stride]
-
-    def chunks(self, rows: int = 65536) -> Iterator[NDArray[Any]]:
-        """Yield the whole column in pieces of at most `rows`, in constant memory."""
-        for first in range(0, len(self), rows):
-            yield self[first : min(first + rows, len(self))]
-
-    def _parts(self, first: int, last: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        number = int(np.searchsorted(self._ends, first, side="right"))
-        while first < last:
-            segment = self._segments[number]
-            begin = int(self._ends[number]) - segment.num_steps
-            stop = min(last, int(self._ends[number]))
-            if stop > first:
-                yield first, segment.read(self._name, first - begin, stop - begin)
-            first, number = max(first, stop), number + 1
 
 
 class Run:
@@ -88,6 +43,7 @@ class Run:
     Args:
       path: of the directory.
       partial: use what can be read of damaged or unfinished recordings.
+      name: for labels; the last part of the path if absent.
 
     Attributes:
       notes: what the reader should know: files left out, episodes lost.
@@ -96,8 +52,9 @@ class Run:
       DataError: there is no such directory, or nothing of a run in it.
     """
 
-    def __init__(self, path: str | Path, partial: bool = False):
+    def __init__(self, path: str | Path, partial: bool = False, name: str = ""):
         self.path = Path(path)
+        self.name = name or self.path.resolve().name
         self.partial = partial
         self.notes: list[str] = []
         if not self.path.is_dir():
@@ -109,46 +66,42 @@ class Run:
                 f"{', '.join(wanted)} is in it"
             )
 
-    @property
-    def name(self) -> str:
-        """Last part of the path, for labels."""
-        return self.path.resolve().name
-
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.yaml; from the recording where that file is missing, else empty."""
+        """config.yaml; where that is missing, as a segment that can be read has it, else empty.
+
+        Raises:
+          DataError: it is damaged.
+        """
         path = self.path / "config.yaml"
-        if path.exists():
-            text = path.read_text(encoding="utf-8")
-        elif find_segments(self.path / "trajectories"):
-            text = str(self.segments[0].attributes["config"])
-        else:
-            return {}
         try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise DataError(f"{path} can't be read: {error}") from None
-        return data if isinstance(data, dict) else {}
+            return parse_config(path, path.read_bytes())
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise DataError(f"{path} can't be read: {error.strerror}") from None
+        for source, attributes in self._recorded_attributes():
+            if text := str(attributes.get("config", "")):
+                return parse_config(source, text.encode())
+        return {}
 
     @cached_property
     def status(self) -> dict[str, Any]:
         """STATUS.json, empty where there is none."""
-        return self._json("STATUS.json")
+        return read_json(self.path / "STATUS.json")
 
     @cached_property
     def topology(self) -> dict[str, Any]:
-        """topology.json, empty where there is none."""
-        return self._json("topology.json")
+        """topology.json, that of the last start; empty where there is none."""
+        return read_json(self.path / "topology.json")
 
-    def _json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} can't be read: {error}") from None
-        return data if isinstance(data, dict) else {}
+    def _recorded_attributes(self) -> Iterable[tuple[Path, dict[str, Any]]]:
+        """Yield the root attributes of those segments in which they can be read."""
+        for path in find_segments(self.path / "trajectories"):
+            try:
+                yield path, segment_attributes(path)
+            except DataError:
+                continue
 
     @property
     def env_name(self) -> str:
@@ -157,31 +110,43 @@ class Run:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the job."""
+        """Nodes of the job's last start."""
         return max(1, len(self.topology.get("nodes", [])))
 
     def metrics(self) -> pd.DataFrame:
         """Return one row per record of metrics.jsonl; a last line that was cut is passed over.
 
+        `node_hours` counts the time of every start on the nodes that it had. A recording tells
+        them, and topology.json those of the last start; a note says where neither does.
+
         Raises:
           DataError: the file is missing or holds no record, or another line is none.
         """
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            raise DataError(f"{path} is missing: the run has reported nothing, or was not copied")
-        lines = [line for line in path.read_bytes().split(b"\n") if line]
-        records = []
-        for number, line in enumerate(lines, 1):
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                if number < len(lines):
-                    raise DataError(f"{path}: line {number} is no JSON object") from None
-        if not records:
-            raise DataError(f"{path} holds no record yet")
-        frame = pd.DataFrame(records)
-        frame["node_hours"] = frame["wall_time_s"] * self.num_nodes / 3600
+        frame = read_metrics(self.path / "metrics.jsonl")
+        numbers = sorted(set(starts(frame).tolist()))
+        nodes = {**(self._recorded_nodes if len(numbers) > 1 else {}), numbers[-1]: self.num_nodes}
+        unknown = [str(number) for number in numbers if number not in nodes]
+        if unknown:
+            self._note(
+                f"{self.path}: nothing tells how many nodes start {', '.join(unknown)} had: "
+                f"node-hours count {self.num_nodes}, as the last start has"
+            )
+        frame["node_hours"] = node_hours(frame, nodes, self.num_nodes)
         return frame
+
+    @cached_property
+    def _recorded_nodes(self) -> dict[int, int]:
+        """Nodes of each start by its number, as far as the recording tells."""
+        found = {}
+        for _, attributes in self._recorded_attributes():
+            nodes = topology_in(attributes).get("nodes")
+            if nodes and "restart" in attributes:
+                found[int(attributes["restart"])] = len(nodes)
+        return found
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     @property
     def is_recorded(self) -> bool:
@@ -218,10 +183,11 @@ class Run:
                     f"{segment.unindexed_steps} flushed steps of later episodes can't"
                 )
         same_environment_in(segments)
-        self._settle(problems + missing_ends(segments), segments)
+        self._refuse(problems + missing_ends(segments), segments)
+        self.notes += self._absences(paths, segments)
         return segments
 
-    def _settle(self, problems: list[str], segments: list[Segment]) -> None:
+    def _refuse(self, problems: list[str], segments: list[Segment]) -> None:
         if problems and not self.partial:
             raise DataError(
                 "\n".join(problems) + "\n(--partial, or Run(..., partial=True), uses the rest)"
@@ -229,40 +195,45 @@ class Run:
         if not any(segment.num_steps for segment in segments):
             raise DataError("\n".join([*problems, f"{self.path}: no whole episode is recorded"]))
         self.notes += problems
-        self.notes += [
+
+    def _absences(self, paths: list[Path], segments: list[Segment]) -> list[str]:
+        notes = [
             f"{segment.path} is the last of its writer, which had reached recording.max_bytes: "
             "what was played later is not in the recording"
             for segment in segments
             if segment.end == "max_bytes"
         ]
+        notes += [f"{self.path}: {text}" for text in missing_writers(paths, segments)]
         absent = missing_episodes(segments)
-        if absent:
-            last = {s.writer: int(s.attributes.get("dropped_episodes", 0)) for s in segments}
-            self.notes.append(
-                f"{self.path}: {absent} episodes are not in the recording; "
-                f"{sum(last.values())} were dropped while recording"
+        dropped: dict[str, int] = {}
+        for segment in segments:  # each counts those of its writer until it was closed
+            until = int(segment.attributes.get("dropped_episodes", 0))
+            dropped[segment.writer] = max(until, dropped.get(segment.writer, 0))
+        if absent or any(dropped.values()):
+            notes.append(
+                f"{self.path}: {absent} episodes are not in the recording though later ones of "
+                f"their environments are; {sum(dropped.values())} were dropped while recording"
             )
+        return notes
 
     def episodes(self) -> pd.DataFrame:
         """Return one row per whole episode, in the order of `steps`.
 
         Columns: those of the index (return, length, env_id, episode, complete, terminated,
         truncated, evaluation, policy versions, ...), `start` counted over all segments, and
-        writer, restart and run.
+        writer, restart and run. An episode takes about 100 bytes of memory here, and as many
+        in `segments`, which keep what they have read.
 
         Raises:
           DataError: as `segments`; or a return is NaN or infinite.
         """
-        frames, offset = [], 0
-        for segment in self.segments:
-            frame = pd.DataFrame(segment.index)
-            frame["start"] += offset
-            _, _, frame["restart"] = segment.role_restart
-            frame["writer"] = segment.writer
-            frames.append(frame)
-            offset += segment.num_steps
-        episodes = pd.concat(frames, ignore_index=True)
-        episodes["run"] = self.name
+        segments = self.segments
+        counts = [len(segment.index["start"]) for segment in segments]
+        columns: dict[str, Any] = joined_index(segments)
+        columns["restart"] = np.repeat([segment.role_restart[2] for segment in segments], counts)
+        columns["writer"] = _repeated([segment.writer for segment in segments], counts)
+        columns["run"] = _repeated([self.name], [sum(counts)])
+        episodes = pd.DataFrame(columns, copy=False)
         bad = episodes.index[~np.isfinite(episodes["return"])]
         if len(bad):
             raise DataError(
@@ -335,6 +306,12 @@ class Run:
             segment.close()
 
 
+def _repeated(names: list[str], counts: list[int]) -> pd.Categorical:
+    """Return each name so many times, a small number each."""
+    kinds = sorted(set(names))
+    return pd.Categorical.from_codes(np.repeat([kinds.index(n) for n in names], counts), kinds)
+
+
 def _read_episode(
     segment: Segment, entry: dict[str, Any], columns: Sequence[str]
 ) -> dict[str, NDArray[Any]]:
@@ -375,3 +352,17 @@ def same_environment(runs: Sequence[Run]) -> str:
             f"the runs have different environments, which can't be put together: {which}"
         )
     return next(iter(names))
+
+
+def open_runs(paths: Sequence[Path], partial: bool = False) -> list[Run]:
+    """Return runs whose names tell them apart: as much of the paths' ends as that takes.
+
+    Raises:
+      DataError: as `Run`.
+    """
+    parts = [path.resolve().parts for path in paths]
+    count = 1
+    while len({whole[-count:] for whole in parts}) < len(set(parts)):
+        count += 1
+    names = [str(Path(*whole[-count:])) for whole in parts]
+    return [Run(path, partial, name) for path, name in zip(paths, names, strict=True)]

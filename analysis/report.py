@@ -23,7 +23,7 @@ from analysis._common import (
     write_new,
 )
 from analysis.errors import DataError
-from analysis.reader import Run, same_environment
+from analysis.reader import Run, open_runs, same_environment
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -95,7 +95,7 @@ def overview(runs: list[Run]) -> pd.DataFrame:
     """Return one row per run: what it is and how it stands."""
     rows = []
     for run in runs:
-        counters = run.status.get("counters", {})
+        counters = run.status.get("counters") or {}
         rows.append(
             {
                 "run": run.name,
@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     def act() -> None:
         if options.output.exists():
             raise DataError(f"{options.output} exists; nothing is written over")
-        text = page([Run(path, options.partial) for path in options.runs])
+        text = page(open_runs(options.runs, options.partial))
         write_new(options.output, text.encode())
 
     return guarded("report", act)

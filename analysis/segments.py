@@ -2,53 +2,104 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.errors import DataError
+from analysis.open_segments import open_view
 
 FORMAT = "hpcrl-trajectories"
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"seg-(\d+)\.h5(\.part)?$")
 _WRITER = re.compile(r"(?P<role>.+)-(?P<index>\d+)-(?P<restart>\d+)$")
+_ATTEMPTS = 5
+_PAUSE_S = 0.01
+
+T = TypeVar("T")
 
 
-def is_selected(env_id: int, episode: int, fraction: float) -> bool:
-    """Whether an episode belongs to the recorded `fraction`, by the writer's own rule."""
-    digest = hashlib.blake2b(f"{env_id}/{episode}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") < fraction * 2.0**64
+def find_segments(trajectories: Path) -> list[Path]:
+    """Return the files of all segments in order of writing, one of each.
+
+    A `.part` beside the closed segment of its number is an older copy of it, such as a repeated
+    copy of a running run leaves: all it holds is in the closed one, which is taken.
+    """
+    paths = [p for p in trajectories.glob("*-*-*/seg-*.h5*") if _NAME.search(p.name)]
+    found: dict[tuple[str, int], Path] = {}
+    for path in sorted(paths, key=lambda p: (p.parent.name, segment_number(p), p.name)):
+        found.setdefault((path.parent.name, segment_number(path)), path)
+    return list(found.values())
 
 
-def open_file(path: Path) -> tuple[h5py.File, bool]:
-    """Open a file that may have been killed; return it and whether it was properly closed.
-
-    Locks are not taken: they fail on some parallel file systems, and segments have one writer.
-    Only a `.part` is opened as a file with a writer: in that mode HDF5 doesn't notice that the end
-    of a file is missing. One that is gone has been closed, and renamed, since it was listed or
-    since the first attempt.
+def segment_number(path: Path) -> int:
+    """Return a segment's number within its writer.
 
     Raises:
-      OSError: it can't be read in any mode.
+      DataError: the file isn't named as a segment.
     """
-    try:
-        return h5py.File(path, "r", locking=False), True
-    except OSError:
-        if path.suffix != ".part":
-            raise
-    try:
-        return h5py.File(path, "r", swmr=True, locking=False), False
-    except FileNotFoundError:
-        return h5py.File(path.with_suffix(""), "r", locking=False), True
+    match = _NAME.search(path.name)
+    if match is None:
+        raise DataError(f"{path} is not named seg-NUMBER.h5")
+    return int(match[1])
+
+
+def writer_parts(writer: str) -> tuple[str, int, int]:
+    """Return role, index and restart from a writer's folder name."""
+    match = _WRITER.match(writer)
+    if match is None:
+        raise DataError(f"{writer} is not named ROLE-INDEX-RESTART, as a writer's folder is")
+    return match["role"], int(match["index"]), int(match["restart"])
+
+
+def open_file(path: Path) -> tuple[h5py.File, Path]:
+    """Open a segment, closed or not; return it and its path.
+
+    Locks are not taken: they fail on some parallel file systems, and segments have one writer.
+    A `.part` that is gone has been closed, and renamed, since it was listed.
+
+    Raises:
+      OSError: it can't be read.
+    """
+    if path.suffix == ".part":
+        try:
+            return open_view(path), path
+        except FileNotFoundError:
+            path = path.with_suffix("")
+    return h5py.File(path, "r", locking=False), path
+
+
+def readable(path: Path, what: str, read: Callable[[], T]) -> T:
+    """Return read(), in a few attempts where a writer may just be changing what is read.
+
+    Args:
+      path: of the segment.
+      what: is read, for the message: "" or words with a leading space.
+      read: what h5py does.
+
+    Raises:
+      DataError: it fails.
+    """
+    attempts = _ATTEMPTS if path.suffix == ".part" else 1
+    for attempt in range(1, attempts + 1):
+        try:
+            return read()
+        except (OSError, KeyError, RuntimeError, ValueError) as error:
+            if attempt == attempts:
+                text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise DataError(f"{path} is damaged{what}: {text}") from None
+        time.sleep(_PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
 
 
 @dataclass
@@ -57,29 +108,35 @@ class Segment:
 
     Attributes:
       path: of the file.
-      writer: role, index and restart of who wrote it, such as "inference-0-1".
       number: within its writer.
       attributes: of the root.
       env: the environment's spec as recorded.
       columns: step columns by name: shape without the time axis, and dtype.
       index: the episode index, arrays `[n]` by name, whole episodes only.
       num_steps: steps that the index covers.
-      finished: whether the writer closed it.
       unindexed_steps: steps on disk beyond the last whole episode.
     """
 
     path: Path
-    writer: str
     number: int
     attributes: dict[str, Any]
     env: dict[str, Any]
     columns: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
     index: dict[str, NDArray[Any]]
     num_steps: int
-    finished: bool
     unindexed_steps: int = 0
     _files: dict[int, h5py.File] = field(default_factory=dict, repr=False)
     _datasets: dict[tuple[int, str], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def writer(self) -> str:
+        """Role, index and restart of who wrote it, such as "inference-0-1"."""
+        return self.path.parent.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether the writer closed it."""
+        return self.path.suffix == ".h5"
 
     @property
     def end(self) -> str:
@@ -90,6 +147,11 @@ class Segment:
     def role_restart(self) -> tuple[str, int, int]:
         """Role, role index and restart of the writer."""
         return writer_parts(self.writer)
+
+    @property
+    def topology(self) -> dict[str, Any]:
+        """Nodes and ranks of the job that wrote it, empty where untold."""
+        return topology_in(self.attributes)
 
     def file(self) -> h5py.File:
         """The open file, one per process, so that forked workers don't share a handle."""
@@ -104,25 +166,36 @@ class Segment:
         Raises:
           DataError: they can't be read.
         """
-        try:
-            rows: NDArray[Any] = self._dataset(column)[first:last]
-        except OSError as error:
-            raise DataError(
-                f"{self.path} is damaged: {column} {first}:{last} can't be read: "
-                f"{_first_line(error)}"
-            ) from None
+        rows: NDArray[Any] = self._read(f"steps/{column}", slice(first, last))
         return rows
 
-    def _dataset(self, column: str) -> Any:
-        key = (os.getpid(), column)
-        if key not in self._datasets:
-            self._datasets[key] = self.file()[f"steps/{column}"]
-        return self._datasets[key]
-
     def final_observation(self, row: int) -> dict[str, NDArray[Any]]:
-        """Return the leaves of the final observation in `row`."""
-        leaves = leaf_datasets(self.file().get("final_observation"))
-        return {name: dataset[row] for name, dataset in leaves.items()}
+        """Return the leaves of the final observation in `row`.
+
+        Raises:
+          DataError: they can't be read.
+        """
+        leaves = [name for name in self.columns if name.startswith("observation/")]
+        return {
+            name.removeprefix("observation/"): self._read(f"final_{name}", row) for name in leaves
+        }
+
+    def _read(self, name: str, rows: int | slice) -> Any:
+        def read() -> Any:
+            try:
+                return self._dataset(name)[rows]
+            except BaseException:
+                self.close()  # what HDF5 holds in memory of it may be what was unreadable
+                raise
+
+        where = f"{rows.start}:{rows.stop}" if isinstance(rows, slice) else str(rows)
+        return readable(self.path, f": {name} {where} can't be read", read)
+
+    def _dataset(self, name: str) -> Any:
+        key = (os.getpid(), name)
+        if key not in self._datasets:
+            self._datasets[key] = self.file()[name]
+        return self._datasets[key]
 
     def close(self) -> None:
         """Close this process's handle."""
@@ -132,12 +205,23 @@ class Segment:
             file.close()
 
 
-def writer_parts(writer: str) -> tuple[str, int, int]:
-    """Return role, index and restart from a writer's folder name."""
-    match = _WRITER.match(writer)
-    if match is None:
-        raise DataError(f"{writer} is not named ROLE-INDEX-RESTART, as a writer's folder is")
-    return match["role"], int(match["index"]), int(match["restart"])
+def topology_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return what a segment's attributes say of nodes and ranks of its job, {} where nothing."""
+    topology = json.loads(attributes.get("topology", "{}"))
+    if not isinstance(topology, dict):
+        raise ValueError(f"its attribute topology is {topology!r:.40}, no mapping")
+    return topology
+
+
+def joined_index(segments: Sequence[Segment]) -> dict[str, NDArray[Any]]:
+    """Return the episode indices of all segments as one, `start` counted over all of them."""
+    columns = {
+        name: np.concatenate([segment.index[name] for segment in segments])
+        for name in segments[0].index
+    }
+    before = np.cumsum([0, *(segment.num_steps for segment in segments[:-1])])
+    columns["start"] += np.repeat(before, [len(segment.index["start"]) for segment in segments])
+    return columns
 
 
 def leaf_datasets(group: Any) -> dict[str, Any]:
@@ -150,34 +234,34 @@ def leaf_datasets(group: Any) -> dict[str, Any]:
     return found
 
 
-def find_segments(trajectories: Path) -> list[Path]:
-    """Return the files of all segments, closed and open, in order of writing."""
-    return sorted(p for p in trajectories.glob("*-*-*/seg-*.h5*") if _NAME.search(p.name))
-
-
 def load_segment(path: Path) -> Segment:
     """Read what describes a segment, and its episode index.
 
     Raises:
       DataError: it is damaged, or of another format or schema version.
     """
-    match = _NAME.search(path.name)
-    if match is None:
-        raise DataError(f"{path} is not named seg-NUMBER.h5")
+    segment_number(path)
+    return readable(path, "", lambda: _opened(path, _describe))
+
+
+def segment_attributes(path: Path) -> dict[str, Any]:
+    """Return the root attributes of a segment, whatever state the rest of it is in.
+
+    Raises:
+      DataError: they can't be read, or are of another format or schema version.
+    """
+    return readable(path, "", lambda: _opened(path, lambda file, path: _attributes(file, path)))
+
+
+def _opened(path: Path, describe: Callable[[h5py.File, Path], T]) -> T:
+    file, path = open_file(path)
     try:
-        file, readable = open_file(path)
-    except OSError as error:
-        raise DataError(f"{path} is damaged and can't be opened: {_first_line(error)}") from None
-    try:
-        path = Path(file.filename)
-        return _describe(path, int(match[1]), file, readable and path.suffix == ".h5")
-    except (OSError, KeyError, RuntimeError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {_first_line(error)}") from None
+        return describe(file, path)
     finally:
         file.close()
 
 
-def _describe(path: Path, number: int, file: h5py.File, finished: bool) -> Segment:
+def _attributes(file: h5py.File, path: Path) -> dict[str, Any]:
     attributes = dict(file.attrs)
     if attributes.get("format") != FORMAT:
         raise DataError(f"{path} is no segment of hpcrl trajectories: attribute format is missing")
@@ -187,73 +271,64 @@ def _describe(path: Path, number: int, file: h5py.File, finished: bool) -> Segme
             f"version {SCHEMA_VERSION}: use the version of hpcrl that wrote it "
             f"({attributes.get('code_version', 'unknown')})"
         )
+    topology_in(attributes)  # which is no JSON where it is damaged
+    return attributes
+
+
+def _describe(file: h5py.File, path: Path) -> Segment:
+    attributes = _attributes(file, path)
+    closed = path.suffix == ".h5"
+    rows_of = len if closed else rows_on_disk
     steps = leaf_datasets(file["steps"])
-    columns = {name: (data.shape[1:], data.dtype) for name, data in steps.items()}
-    rows = min(len(data) for data in steps.values())
-    entries = {name: data[:] for name, data in leaf_datasets(file["episodes"]).items()}
-    count = min(len(values) for values in entries.values())
-    ends = entries["start"][:count] + entries["length"][:count]
+    rows = min(map(rows_of, steps.values()))
+    finals = min(map(rows_of, leaf_datasets(file.get("final_observation")).values()), default=0)
+    episodes = leaf_datasets(file["episodes"])
+    count = min(map(rows_of, episodes.values()))
+    index = {name: data[:count] for name, data in episodes.items()}
+    ends = _ends(index)
     whole = int(np.searchsorted(ends, rows, side="right"))
+    without_final = np.flatnonzero(index["final"][:whole] >= finals)
+    if len(without_final):
+        whole = int(without_final[0])
     num_steps = int(ends[whole - 1]) if whole else 0
-    if finished and (whole < count or num_steps != rows):
-        raise DataError(f"{path} is damaged: its index covers {num_steps} of {rows} steps")
+    if closed and (whole < count or num_steps != rows):
+        raise ValueError(f"its index covers {num_steps} of {rows} steps")
     return Segment(
         path=path,
-        writer=path.parent.name,
-        number=number,
+        number=segment_number(path),
         attributes=attributes,
         env=json.loads(attributes["env"]),
-        columns=columns,
-        index={name: values[:whole] for name, values in entries.items()},
+        columns={name: (data.shape[1:], data.dtype) for name, data in steps.items()},
+        index={name: values[:whole] for name, values in index.items()},
         num_steps=num_steps,
-        finished=finished,
         unindexed_steps=rows - num_steps,
     )
 
 
-def missing_numbers(paths: list[Path]) -> list[str]:
-    """Return names of segments whose successors are there while they are not."""
-    by_writer: dict[Path, set[int]] = {}
-    for path in paths:
-        match = _NAME.search(path.name)
-        if match:
-            by_writer.setdefault(path.parent, set()).add(int(match[1]))
-    return [
-        str(folder / f"seg-{number:05d}.h5")
-        for folder, numbers in sorted(by_writer.items())
-        for number in range(max(numbers))
-        if number not in numbers
-    ]
+def rows_on_disk(dataset: Any) -> int:
+    """Return how many of the first rows of an open segment's dataset have all their chunks.
+
+    In a file that was cut, or whose writer was killed, the length may say more than there is.
+    """
+    size = dataset.file.id.get_filesize()
+    others = [0] * (dataset.ndim - 1)
+    for first in range(0, len(dataset), dataset.chunks[0]):
+        chunk = dataset.id.get_chunk_info_by_coord((first, *others))
+        if chunk.byte_offset is None or chunk.byte_offset + chunk.size > size:
+            return first
+    return len(dataset)
 
 
-def missing_ends(segments: list[Segment]) -> list[str]:
-    """Return what the last segments of writers say of segments after them that are not there."""
-    last = {segment.writer: segment for segment in segments}
-    return [
-        f"{segment.path} is followed by another segment, which is missing, or its writer was "
-        "killed before it began that one"
-        for segment in last.values()
-        if segment.finished and segment.end == "followed"
-    ]
-
-
-def missing_episodes(segments: list[Segment]) -> int:
-    """Return how many selected episodes are absent though a later one of their environment is."""
-    present: dict[tuple[str, int], set[int]] = {}
-    fraction: dict[str, float] = {}
-    for segment in segments:
-        fraction[segment.writer] = float(segment.attributes["fraction"])
-        pairs = zip(
-            segment.index["env_id"].tolist(), segment.index["episode"].tolist(), strict=True
+def _ends(index: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    """Return where the episodes end, `[n]`, each after one step or more where the next begins."""
+    start, length = index["start"], index["length"]
+    ends: NDArray[np.int64] = start + length
+    before = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+    wrong = np.flatnonzero((length <= 0) | (start != before))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"line {row} of its index is an episode of {length[row]} steps from {start[row]}, "
+            f"where {before[row]} comes next"
         )
-        for env_id, episode in pairs:
-            present.setdefault((segment.writer, env_id), set()).add(episode)
-    return sum(
-        number not in numbers and is_selected(env_id, number, fraction[writer])
-        for (writer, env_id), numbers in present.items()
-        for number in range(max(numbers))
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ends

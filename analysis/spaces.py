@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
@@ -67,8 +68,8 @@ def registered_spec(config: dict[str, Any]) -> Any:
     if family != "gym":
         return None
     try:
-        spec = gymnasium.spec(name)
+        spec = copy.deepcopy(gymnasium.spec(name))  # the registry's own must stay as it is
     except gymnasium.error.Error:
         return None
-    spec.kwargs.update(config["env"].get("options", {}).get("kwargs") or {})
+    spec.kwargs.update((config["env"].get("options") or {}).get("kwargs") or {})
     return spec

@@ -26,8 +26,9 @@ from pathlib import Path
 import psutil
 
 from analysis.errors import DataError
+from analysis.missing import missing_episodes
 from analysis.reader import Run
-from analysis.segments import Segment, find_segments, load_segment, missing_episodes
+from analysis.segments import Segment, find_segments, load_segment
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "breakout_demo.yaml"

@@ -19,7 +19,6 @@ from analysis import (
     actions,
     compare,
     episodes,
-    index,
     lag,
     learning_curve,
     report,
@@ -29,7 +28,7 @@ from analysis import (
 from analysis._common import command
 from analysis.errors import DataError
 from analysis.reader import Run
-from tests.recording_tools import IMAGES, write_run
+from tests.recording_tools import IMAGES, VECTOR, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -75,6 +74,39 @@ def test_the_learning_curve_is_the_median_over_seeds(tmp_path, capsys):
     assert by_hours["node_hours"].iloc[-1] == pytest.approx(6 / 3600)
 
 
+def test_groups_of_one_name_are_told_apart_by_their_folders(tmp_path, capsys):
+    runs: list = []
+    for folder, rate in (("a", "0.001"), ("b", "0.5")):
+        (tmp_path / folder).mkdir()
+        runs.append(write_run(tmp_path / folder, "s1", seed=len(folder) + len(runs)))
+        text = (runs[-1] / "config.yaml").read_text()
+        (runs[-1] / "config.yaml").write_text(text + f"changed: {rate}\n")
+    for module in (learning_curve, actions, throughput, lag, episodes, scaling):
+        table = table_of(module, runs, capsys)
+        labels = table["group" if module is learning_curve else "run"].unique().tolist()
+        assert [label.split(" ")[0] for label in labels] == ["a/s1", "b/s1"]
+    table = table_of(learning_curve, runs, capsys).groupby("group")["median"].max()
+    assert table.tolist() == [5.0, 10.0]
+    output = tmp_path / "report.html"
+    assert report.main([*map(str, runs), "-o", str(output)]) == 0
+    assert "a/s1, b/s1" in output.read_text()
+
+
+def test_evaluations_are_drawn_where_their_weights_were_made(tmp_path, capsys):
+    run = write_run(tmp_path)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    # Frames are 100 and wall time 1 s a record; each round is reported 3 records later.
+    for place, (played, value) in {2: (0, 1.0), 4: (150, 2.0), 5: (200, 3.0)}.items():
+        records[place] |= {"eval/frames": played, "eval/return": value}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    table = table_of(learning_curve, [run], capsys, "--y", "eval/return")
+    np.testing.assert_allclose(table["frames"], np.linspace(0, 200, 100))
+    wanted = np.interp(table["frames"], [0, 150, 200], [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(table["median"], wanted, atol=1e-8)
+    table = table_of(learning_curve, [run], capsys, "--y", "eval/return", "--x", "wall_time_s")
+    assert table["wall_time_s"].tolist() == pytest.approx(np.linspace(0, 2, 100))
+
+
 def test_shares_are_weighted_by_the_time_they_stand_for(tmp_path, capsys):
     run = write_run(tmp_path)
     with (run / "metrics.jsonl").open("a") as file:  # a last record of a hundredth second
@@ -90,6 +122,10 @@ def test_lag_quantiles_and_weight_changes(tmp_path, capsys):
     assert table.loc["policy_lag", "mean"] == pytest.approx(0.5 * (0 + 1 + 2 + 3 + 4 + 5) / 6)
     assert table.loc["policy_lag", "p50"] == 1.0
     assert table.loc["weight_changes", "p99"] == 0.0
+    assert table["over"].to_dict() == {
+        "policy_lag": "report intervals",
+        "weight_changes": "episodes",
+    }
 
 
 def test_episodes_are_sorted_and_cut(tmp_path, capsys):
@@ -104,6 +140,20 @@ def test_action_shares_by_quarter(tmp_path, capsys):
     taken = [t % 3 for k in range(40) for t in range(3 + k % 5)][:50]
     first = table[table["quarter"] == 1].set_index("action")["share"]
     assert first.to_dict() == pytest.approx({a: taken.count(a) / 50 for a in range(3)})
+
+
+@pytest.mark.parametrize("env", [VECTOR, IMAGES], ids=["vector", "images"])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_few_episodes_leave_quarters_empty_and_are_reported(tmp_path, capsys, env, count):
+    run = write_run(tmp_path, episodes=count, segments=1, env=env)
+    table = table_of(actions, [run], capsys)
+    # Lengths are 3, 4, 5, 6, 7, and a quarter is that of an episode's first step.
+    quarters = {1: [1], 2: [1, 2], 3: [1, 2, 3], 5: [1, 2, 3]}
+    assert sorted(set(table["quarter"])) == quarters[count]
+    assert table.groupby("quarter")["share"].sum().to_numpy() == pytest.approx(1.0)
+    output = tmp_path / "report.html"
+    assert report.main([str(run), "-o", str(output)]) == 0
+    assert "Actions and states" in output.read_text()
 
 
 def test_parts_of_a_recording_follow_each_other_in_time_over_all_writers(tmp_path):
@@ -231,30 +281,6 @@ def test_the_report_of_two_runs_compares_them(tmp_path):
     assert "second - first" in text
 
 
-def test_the_index_shows_all_segments_and_notices_a_missing_one(tmp_path, capsys):
-    path = write_run(tmp_path, segments=3)
-    assert index.main([str(path)]) == 0
-    moved = tmp_path / "elsewhere"
-    path.rename(moved)
-    made = moved / "trajectories" / "index.h5"
-    run = Run(moved)
-    with h5py.File(made, "r", locking=False) as file:
-        np.testing.assert_array_equal(file["steps/reward"][:], run.steps("reward")[:])
-        np.testing.assert_array_equal(
-            file["steps/observation/obs"][60:80], run.steps("observation/obs")[60:80]
-        )
-        np.testing.assert_array_equal(file["episodes/start"][:], run.episodes()["start"])
-    assert index.main([str(moved), "--check"]) == 0
-    assert "all of its 3 segments are there" in capsys.readouterr().out
-    run.close()
-    (moved / "trajectories/inference-0-0/seg-00001.h5").unlink()
-    before = made.read_bytes()
-    assert index.main([str(moved), "--check"]) == 2
-    (problem,) = capsys.readouterr().err.splitlines()
-    assert "seg-00001.h5 is missing" in problem
-    assert made.read_bytes() == before
-
-
 BLOCK = """
 import importlib, pkgutil, sys
 class Refuse:
@@ -263,18 +289,40 @@ class Refuse:
             raise AssertionError(f"analysis imports {name}")
 sys.meta_path.insert(0, Refuse())
 import analysis
-for module in pkgutil.iter_modules(analysis.__path__):
-    importlib.import_module(f"analysis.{module.name}")
-from analysis import report
-sys.exit(report.main([sys.argv[1], "-o", sys.argv[2]]))
+modules = {
+    module.name: importlib.import_module(f"analysis.{module.name}")
+    for module in pkgutil.iter_modules(analysis.__path__)
+}
+from analysis._common import command
+run, out = sys.argv[1:]
+questions = {name for name, module in modules.items() if hasattr(module, "analyse")}
+with_main = {name for name, module in modules.items() if hasattr(module, "main")}
+assert questions == {"actions", "compare", "episodes", "games", "lag", "learning_curve", "scaling",
+                     "throughput"}
+assert with_main == {"export", "games", "index", "report", "video"}
+for name in questions:
+    module = modules[name]
+    kind = "csv" if module is modules["games"] else "png"
+    words = [run] * (2 if name == "compare" else 1) + ["-o", f"{out}/{name}.{kind}"]
+    options = getattr(module, "add_options", lambda parser: None)
+    assert command(name, module.__doc__, module.analyse, options, words) == 0, name
+assert modules["report"].main([run, "-o", f"{out}/report.html"]) == 0
+assert modules["video"].main([run, "-o", f"{out}/video.gif"]) == 0
+assert modules["index"].main([run]) == 0
+for kind in ("d4rl", "robomimic"):  # minari itself imports torch where it is installed
+    assert modules["export"].main([run, "--format", kind, "-o", f"{out}/{kind}"]) == 0, kind
 """
 
 
-def test_analysis_needs_no_hpcrl_mpi_torch_or_display(tmp_path):
+def test_every_script_needs_no_hpcrl_mpi_torch_or_display(tmp_path):
     run = write_run(tmp_path, env=IMAGES)
+    evaluation = run / "evaluations" / "step-1-0"
+    evaluation.mkdir(parents=True)
+    summary = {"env_name": "x", "mean_return": 1, "human_normalised": 1, "episodes": 1, "frames": 1}
+    (evaluation / "summary.json").write_text(json.dumps(summary))
     env = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
     done = subprocess.run(
-        [sys.executable, "-c", BLOCK, str(run), str(tmp_path / "report.html")],
+        [sys.executable, "-c", BLOCK, str(run), str(tmp_path)],
         cwd=ROOT,
         env={**env, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -1,10 +1,14 @@
 """Statistics against arithmetic that can be followed."""
 
-import importlib.util
+import io
+import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from analysis import compare, learning_curve
+from analysis._common import command
 from analysis.errors import DataError
 from analysis.rliable_statistics import statistics_from
 from analysis.statistics import (
@@ -15,6 +19,7 @@ from analysis.statistics import (
     on_grid,
     probability_of_improvement,
 )
+from tests.recording_tools import write_run
 
 
 def test_iqm_is_the_mean_of_the_middle_half():
@@ -53,11 +58,14 @@ def test_curves_are_interpolated_where_all_of_them_are():
         on_grid([first, (np.array([11.0, 12.0]), np.zeros(2))])
 
 
-def test_rliable_agrees_where_it_is_installed_and_is_asked_for_by_name_where_not():
-    if importlib.util.find_spec("rliable") is None:
-        with pytest.raises(DataError, match=r"pip install 'hpcrl\[rliable\]'"):
-            statistics_from("rliable")
-        return
+def test_rliable_is_asked_for_by_name_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rliable", None)
+    with pytest.raises(DataError, match=r"pip install 'hpcrl\[rliable\]'"):
+        statistics_from("rliable")
+
+
+def test_rliable_agrees():
+    pytest.importorskip("rliable")
     theirs, ours = statistics_from("rliable"), statistics_from("own")
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 9, 11).astype(np.float64), rng.normal(6, 2, 30)
@@ -69,3 +77,18 @@ def test_rliable_agrees_where_it_is_installed_and_is_asked_for_by_name_where_not
         assert theirs.probability_of_improvement(first, second) == pytest.approx(
             ours.probability_of_improvement(first, second)
         )
+
+
+@pytest.mark.parametrize("module", [compare, learning_curve], ids=lambda module: module.__name__)
+def test_scripts_answer_the_same_with_either_source(tmp_path, capsys, module):
+    pytest.importorskip("rliable")
+    runs = [str(write_run(tmp_path, f"s{seed}", seed=seed)) for seed in (1, 2, 4, 9)]
+    words = [*runs[:2], "--versus", *runs[2:]] if module is compare else runs
+    said = []
+    for source in ("own", "rliable"):
+        options = [*words, "--format", "csv", "--statistics", source]
+        assert command("x", None, module.analyse, module.add_options, options) == 0
+        out, err = capsys.readouterr()
+        said.append((pd.read_csv(io.StringIO(out)), err))
+    pd.testing.assert_frame_equal(said[0][0], said[1][0])
+    assert said[0][1] == said[1][1]

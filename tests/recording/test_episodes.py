@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis import segments as reading
+from analysis import missing
 from hpcrl.recording import Budget, EpisodeBuilder, is_selected
 from hpcrl.specs import ArraySpec
 
@@ -17,7 +17,7 @@ def test_the_hash_selects_the_fraction_and_nests():
     # 4000 draws: five standard deviations are 95 and 158.
     assert abs(len(chosen[0.1]) - 400) < 95
     assert abs(len(chosen[0.5]) - 2000) < 158
-    assert all(reading.is_selected(*i, 0.3) == is_selected(*i, 0.3) for i in identities)
+    assert all(missing.is_selected(*i, 0.3) == is_selected(*i, 0.3) for i in identities)
 
 
 def test_an_episode_that_does_not_fit_is_dropped_whole_and_its_memory_returned():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import h5py
 import numpy as np
@@ -59,6 +60,13 @@ def test_a_whole_job_records_every_episode_of_every_environment(tmp_path, monkey
     table = run.episodes()
     role = "inference" if size == 5 else "worker"
     assert set(table["writer"]) == {f"{role}-0-0", f"{role}-1-0"}
+    assert run.notes == []
+    without = shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-copy"))
+    shutil.rmtree(without / "trajectories" / f"{role}-1-0")
+    partly = Run(without)
+    assert partly.episodes()["env_id"].nunique() == 4
+    (note,) = partly.notes
+    assert f"{role} 1 of start 0 has no segment here" in note
     assert table["env_id"].nunique() == 8
     histories = dict(zip(job.seeds, job.histories, strict=True))
     per_env_last = table.groupby("env_id")["episode"].max()
